@@ -1,0 +1,49 @@
+# Two commands are all a fresh machine needs: `make bench` and `make test`.
+#   TORCH="torch==2.13.0"   another torch requirement, such as a CPU-only wheel
+#   PYTHON=python3.12       another interpreter (3.11 or newer)
+PYTHON ?= python3
+TORCH ?= torch>=2.11,<2.14
+VENV := .venv
+BIN := $(VENV)/bin
+DB ?= sqlite:///ddtree-bench.db
+
+.PHONY: bench dashboard test test-gpu lint install clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^#//p' Makefile
+	@echo "targets: bench dashboard test test-gpu lint install clean"
+
+$(BIN)/ddtree-bench: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	@touch $@
+
+install: $(BIN)/ddtree-bench
+
+bench: install
+	$(BIN)/ddtree-bench --db "$(DB)" db upgrade
+	$(BIN)/ddtree-bench --db "$(DB)" ingest benchmarks/recorded
+	$(BIN)/ddtree-bench --db "$(DB)" run --profile quick
+	$(BIN)/ddtree-bench --db "$(DB)" detect
+	$(BIN)/ddtree-bench --db "$(DB)" diagnose
+
+dashboard: install
+	$(BIN)/ddtree-bench --db "$(DB)" dashboard
+
+test: install
+	$(BIN)/python -m pytest -m "not gpu"
+
+test-gpu: install
+	$(BIN)/python -m pytest -m gpu
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) .asv ddtree-bench.db
