@@ -6,6 +6,7 @@ TORCH ?= torch>=2.11,<2.14
 VENV := .venv
 BIN := $(VENV)/bin
 DB ?= sqlite:///ddtree-bench.db
+PYTEST_ARGS ?=
 
 .PHONY: bench dashboard test test-gpu lint install clean
 .DEFAULT_GOAL := help
@@ -34,10 +35,10 @@ dashboard: install
 	$(BIN)/ddtree-bench --db "$(DB)" dashboard
 
 test: install
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu" $(PYTEST_ARGS)
 
 test-gpu: install
-	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
 
 lint: install
 	$(BIN)/ruff check .
