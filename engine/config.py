@@ -1,0 +1,326 @@
+"""Frozen configurations of the target, the drafter and the engine.
+
+A configuration is checked once, when it is made, and never changed afterwards. Model fields keep
+the names of the published checkpoints (DeepSeek-V3, DFlash), so that a `config.json` reads like
+the dataclass. This module knows nothing about tensors, devices or files.
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from engine.errors import BackendError, BudgetError, ConfigError
+
+PAGE_SIZES = (1, 16, 64)
+MAX_NODE_BUDGET = 512  # the largest tree the verify kernels are tiled and tested for
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def check_node_budget(node_budget: int, *, least: int) -> None:
+    """Refuse a node budget outside `least..MAX_NODE_BUDGET` with a `BudgetError`."""
+    if not _is_int(node_budget) or not least <= node_budget <= MAX_NODE_BUDGET:
+        raise BudgetError(
+            f"node_budget: expected an integer in {least}..{MAX_NODE_BUDGET}, got {node_budget!r} "
+            "(draft nodes, root excluded; the verify kernels are tiled up to this)"
+        )
+
+
+def check_backend(name: str, available: Collection[str]) -> None:
+    """Refuse an attention backend that is not `available` with a `BackendError` naming them."""
+    if name not in available:
+        names = ", ".join(sorted(available))
+        raise BackendError(
+            f"attention_backend: expected one of {names}, got {name!r} (no silent fall-back)"
+        )
+
+
+def default_target_layer_ids(num_target_layers: int, num_taps: int) -> tuple[int, ...]:
+    """Return the taps of a DFlash checkpoint that lists none: evenly spread, ends left out.
+
+    Python's `round` (halves to even) is part of the definition.
+    """
+    if num_taps < 1 or num_target_layers < num_taps + 2:
+        raise ConfigError(
+            f"num_taps: expected 1..{num_target_layers - 2}, got {num_taps} "
+            "(each tap reads another target layer, the last one is never tapped)"
+        )
+    if num_taps == 1:
+        return (num_target_layers // 2,)
+    step = (num_target_layers - 4) / (num_taps - 1)
+    return tuple(round(1 + i * step) for i in range(num_taps))
+
+
+@dataclass(frozen=True, slots=True)
+class YarnConfig:
+    """YaRN context extension of a rotary embedding."""
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "original_max_position_embeddings")
+        if not self.factor >= 1.0 or math.isinf(self.factor):
+            raise ConfigError(
+                f"yarn.factor: expected a finite number >= 1, got {self.factor} "
+                "(how many times longer than the original context)"
+            )
+        if not self.beta_fast >= self.beta_slow > 0.0:
+            raise ConfigError(
+                f"yarn.beta_fast, yarn.beta_slow: expected beta_fast >= beta_slow > 0, got "
+                f"{self.beta_fast}, {self.beta_slow} (rotations over the original context)"
+            )
+
+    @property
+    def softmax_mscale(self) -> float:
+        """The factor m by which q and k each grow; attention scores are multiplied by m * m."""
+        return 0.1 * self.mscale_all_dim * math.log(self.factor) + 1.0
+
+    @property
+    def rope_mscale(self) -> float:
+        """The amplitude of cos and sin: 1 where `mscale` equals `mscale_all_dim`."""
+        return (0.1 * self.mscale * math.log(self.factor) + 1.0) / self.softmax_mscale
+
+
+@dataclass(frozen=True, slots=True)
+class TargetConfig:
+    """A target of the DeepSeek-V3 family: MLA attention, sigmoid-routed experts."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    n_routed_experts: int
+    num_experts_per_tok: int
+    n_shared_experts: int
+    moe_intermediate_size: int
+    intermediate_size: int
+    first_k_dense_replace: int
+    vocab_size: int
+    max_position_embeddings: int
+    q_lora_rank: int | None = None
+    routed_scaling_factor: float = 1.0
+    norm_topk_prob: bool = True
+    n_group: int = 1
+    topk_group: int = 1
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    yarn: YarnConfig | None = None
+
+    def __post_init__(self) -> None:
+        _require_positive(self, *_TARGET_SIZES)
+        if self.q_lora_rank is not None:
+            _require_positive(self, "q_lora_rank")
+        _require_rope(self.qk_rope_head_dim, "qk_rope_head_dim")
+        _require_scales(self)
+        _require_range("n_shared_experts", self.n_shared_experts, 0, None, "0 = none")
+        _require_range(
+            "first_k_dense_replace",
+            self.first_k_dense_replace,
+            0,
+            self.num_hidden_layers,
+            "the leading layers with a dense MLP",
+        )
+        self._check_routing()
+
+    def _check_routing(self) -> None:
+        if self.n_routed_experts % self.n_group:
+            raise ConfigError(
+                f"n_group: expected a divisor of n_routed_experts = {self.n_routed_experts}, got "
+                f"{self.n_group} (groups are of equal size)"
+            )
+        _require_range("topk_group", self.topk_group, 1, self.n_group, "groups kept by the router")
+        reachable = self.topk_group * self.experts_per_group
+        _require_range(
+            "num_experts_per_tok", self.num_experts_per_tok, 1, reachable, "experts of kept groups"
+        )
+        if self.n_group > 1 and self.experts_per_group < 2:
+            raise ConfigError(
+                f"n_group: expected groups of at least 2 experts, got {self.experts_per_group} "
+                "(a group's score is the sum of its best two)"
+            )
+
+    @property
+    def experts_per_group(self) -> int:
+        """Experts in one routing group."""
+        return self.n_routed_experts // self.n_group
+
+    @property
+    def latent_dim(self) -> int:
+        """Width D of a latent KV row, `[c_kv ; k_rope]`."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Width of one query or key head before absorption."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def softmax_scale(self) -> float:
+        """What attention scores are multiplied by, YaRN's correction included."""
+        scale = self.qk_head_dim**-0.5
+        return scale if self.yarn is None else scale * self.yarn.softmax_mscale**2
+
+
+_TARGET_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "n_routed_experts",
+    "n_group",
+    "moe_intermediate_size",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterConfig:
+    """A DFlash block-diffusion drafter: grouped-query attention over the target's taps.
+
+    It has no embedding and no output head of its own, so `hidden_size` and `vocab_size` are the
+    target's. Tap `i` is the target's residual stream after its 0-based layer `i`.
+    """
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    num_target_layers: int
+    block_size: int
+    target_layer_ids: tuple[int, ...]
+    mask_token_id: int
+    layer_types: tuple[str, ...]
+    sliding_window: int | None = None
+    is_block_causal: bool = False  # sliding layers only; full layers never are
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    rope_attention_factor: float = 1.0  # amplitude of cos and sin
+    yarn: YarnConfig | None = None
+
+    def __post_init__(self) -> None:
+        _require_positive(self, *_DRAFTER_SIZES)
+        _require_rope(self.head_dim, "head_dim")
+        _require_scales(self)
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ConfigError(
+                f"num_key_value_heads: expected a divisor of num_attention_heads = "
+                f"{self.num_attention_heads}, got {self.num_key_value_heads} (query groups)"
+            )
+        _require_range("block_size", self.block_size, 2, None, "the anchor and at least one mask")
+        _require_range("mask_token_id", self.mask_token_id, 0, self.vocab_size - 1, "a token id")
+        self._check_taps()
+        self._check_layers()
+
+    def _check_taps(self) -> None:
+        taps, last = self.target_layer_ids, self.num_target_layers - 2
+        if not taps or list(taps) != sorted(set(taps)) or taps[0] < 0 or taps[-1] > last:
+            raise ConfigError(
+                f"target_layer_ids: expected ascending layers in 0..{last}, got {taps} "
+                "(the last layer is never tapped)"
+            )
+
+    def _check_layers(self) -> None:
+        known = set(LAYER_TYPES)
+        if len(self.layer_types) != self.num_hidden_layers or not known.issuperset(
+            self.layer_types
+        ):
+            raise ConfigError(
+                f"layer_types: expected {self.num_hidden_layers} of {LAYER_TYPES}, got "
+                f"{self.layer_types} (one for each layer)"
+            )
+        if "sliding_attention" in self.layer_types:
+            _require_range(
+                "sliding_window", self.sliding_window, 1, None, "keys of a sliding layer"
+            )
+
+    @property
+    def horizon(self) -> int:
+        """Draft positions of a block: all but the anchor."""
+        return self.block_size - 1
+
+
+_DRAFTER_SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+    "num_target_layers",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the caller chose for one engine; nothing here is replaced silently.
+
+    `num_pages` of None lets the engine size the pool for `max_context` and its first batch.
+    The backend's name is checked where the implementations are known, see `check_backend`.
+    """
+
+    node_budget: int = 16
+    page_size: int = 16
+    attention_backend: str = "reference"
+    num_pages: int | None = None
+    max_context: int = 4096
+    prefill_chunk: int = 64
+
+    def __post_init__(self) -> None:
+        check_node_budget(self.node_budget, least=1)
+        check_page_size(self.page_size)
+        if self.num_pages is not None:
+            _require_positive(self, "num_pages")
+        _require_positive(self, "max_context", "prefill_chunk")
+
+
+def check_page_size(page_size: int) -> None:
+    """Refuse a page size the kernels do not have with a `ConfigError`."""
+    if not _is_int(page_size) or page_size not in PAGE_SIZES:
+        raise ConfigError(
+            f"page_size: expected one of {PAGE_SIZES}, got {page_size!r} (rows of a KV page)"
+        )
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _require_positive(config: object, *names: str) -> None:
+    for name in names:
+        _require_range(name, getattr(config, name), 1, None, type(config).__name__)
+
+
+def _require_range(name: str, value: int | None, least: int, most: int | None, why: str) -> None:
+    if value is None or not _is_int(value) or value < least or (most is not None and value > most):
+        bounds = f">= {least}" if most is None else f"in {least}..{most}"
+        raise ConfigError(f"{name}: expected an integer {bounds}, got {value!r} ({why})")
+
+
+def _require_rope(dim: int, name: str) -> None:
+    if dim % 2:
+        raise ConfigError(f"{name}: expected an even number, got {dim} (rotated in pairs)")
+
+
+def _require_scales(config: TargetConfig | DrafterConfig) -> None:
+    for name in ("rms_norm_eps", "rope_theta"):
+        value = getattr(config, name)
+        if not value > 0.0 or math.isinf(value):
+            raise ConfigError(f"{name}: expected a finite number > 0, got {value!r} (a scale)")
