@@ -164,7 +164,7 @@ class TargetConfig:
     @property
     def softmax_scale(self) -> float:
         """What attention scores are multiplied by, YaRN's correction included."""
-        scale = self.qk_head_dim**-0.5
+        scale: float = self.qk_head_dim**-0.5
         return scale if self.yarn is None else scale * self.yarn.softmax_mscale**2
 
 
