@@ -1,0 +1,353 @@
+"""The GitHub client against a stub served over HTTP: nothing of ours is replaced."""
+
+import json
+import logging
+import socket
+
+import httpx
+import pytest
+from pytest_httpserver import HTTPServer
+from werkzeug import Request, Response
+
+from dashboard import github, github_errors
+from dashboard.github import GitHub
+
+REPO = "octo/engine"
+MARKER = "<!-- ddtree-bench:suite -->"
+TOKEN = "ghp_secret0123456789"
+HEAD = "a" * 40
+BASE = "b" * 40
+COMMENTS = f"/repos/{REPO}/issues/7/comments"
+
+
+class Comments:
+    """GitHub's comments of one pull request: pages, creation and editing."""
+
+    def __init__(self, httpserver: HTTPServer, *, per_page: int = 100) -> None:
+        self.rows: list[dict[str, object]] = []
+        self.writes: list[tuple[str, str]] = []
+        self.headers: list[dict[str, str]] = []
+        self.per_page = per_page
+        self.server = httpserver
+        httpserver.expect_request(COMMENTS, method="GET").respond_with_handler(self.page)
+        httpserver.expect_request(COMMENTS, method="POST").respond_with_handler(self.create)
+        httpserver.expect_request("/user").respond_with_json({"login": "bench-bot"})
+
+    def add(self, author: str | None, body: str | None) -> int:
+        number = len(self.rows) + 1
+        user = None if author is None else {"login": author}
+        url = f"https://github.example/{REPO}/pull/7#issuecomment-{number}"
+        self.rows.append({"id": number, "user": user, "body": body, "html_url": url})
+        path = f"/repos/{REPO}/issues/comments/{number}"
+        self.server.expect_request(path, method="PATCH").respond_with_handler(self.edit)
+        return number
+
+    def page(self, request: Request) -> Response:
+        self.headers.append(dict(request.headers))
+        number = int(request.args.get("page", "1"))
+        last = number * self.per_page >= len(self.rows)
+        rows = self.rows[(number - 1) * self.per_page : number * self.per_page]
+        response = Response(json.dumps(rows), content_type="application/json")
+        if not last:
+            url = self.server.url_for(f"{COMMENTS}?page={number + 1}")
+            response.headers["Link"] = f'<{url}>; rel="next", <{url}>; rel="last"'
+        return response
+
+    def create(self, request: Request) -> Response:
+        body = request.get_json()["body"]
+        self.writes.append(("POST", body))
+        self.add("bench-bot", body)
+        return Response(json.dumps(self.rows[-1]), status=201, content_type="application/json")
+
+    def edit(self, request: Request) -> Response:
+        row = self.rows[int(request.path.rsplit("/", 1)[1]) - 1]
+        row["body"] = request.get_json()["body"]
+        self.writes.append(("PATCH", str(row["body"])))
+        return Response(json.dumps(row), content_type="application/json")
+
+
+@pytest.fixture
+def comments(httpserver):
+    return Comments(httpserver)
+
+
+@pytest.fixture
+def waits():
+    return []
+
+
+@pytest.fixture
+def client(httpserver, waits):
+    with GitHub(TOKEN, httpserver.url_for("").rstrip("/"), sleep=waits.append) as github:
+        yield github
+
+
+def test_first_upsert_creates_one_comment(client, comments):
+    comments.add("alice", "nice work")
+
+    done = client.upsert_comment(REPO, 7, MARKER, f"slower {MARKER}")
+
+    assert done.action == "created"
+    assert done.url.endswith("#issuecomment-2")
+    assert comments.writes == [("POST", f"slower {MARKER}")]
+
+
+def test_second_upsert_edits_the_same_comment(client, comments):
+    client.upsert_comment(REPO, 7, MARKER, f"slower {MARKER}")
+
+    done = client.upsert_comment(REPO, 7, MARKER, f"faster {MARKER}")
+
+    assert done.action == "updated"
+    assert [method for method, _ in comments.writes] == ["POST", "PATCH"]
+    assert [row["body"] for row in comments.rows] == [f"faster {MARKER}"]
+
+
+def test_equal_body_is_not_sent_again_whatever_its_line_ends(client, comments):
+    comments.add("bench-bot", f"one\r\ntwo {MARKER}\r\n")
+
+    done = client.upsert_comment(REPO, 7, MARKER, f"one\ntwo {MARKER}\n")
+
+    assert done.action == "unchanged"
+    assert comments.writes == []
+
+
+def test_marker_pasted_by_somebody_else_is_left_alone(client, comments):
+    comments.add("mallory", f"look at this {MARKER}")
+
+    done = client.upsert_comment(REPO, 7, MARKER, f"slower {MARKER}")
+
+    assert done.action == "created"
+    assert comments.rows[0]["body"] == f"look at this {MARKER}"
+
+
+def test_another_comment_of_the_bot_is_left_alone(client, comments):
+    comments.add("bench-bot", "a note without the marker")
+
+    assert client.upsert_comment(REPO, 7, MARKER, MARKER).action == "created"
+
+
+def test_given_author_is_used_without_asking_who_we_are(client, comments, httpserver):
+    comments.add("github-actions[bot]", f"old {MARKER}")
+
+    done = client.upsert_comment(REPO, 7, MARKER, MARKER, author="GitHub-Actions[bot]")
+
+    assert done.action == "updated"
+    assert "/user" not in [request.path for request, _ in httpserver.log]
+
+
+def test_comment_of_a_deleted_account_and_an_empty_body_are_read(client, comments):
+    comments.add(None, f"ghost {MARKER}")
+    comments.add("alice", None)
+
+    assert [comment.author for comment in client.comments(REPO, 7)] == ["", "alice"]
+
+
+def test_comment_on_the_third_page_is_found(client, comments):
+    comments.per_page = 2
+    for _ in range(4):
+        comments.add("alice", "chat")
+    comments.add("bench-bot", f"old {MARKER}")
+
+    assert client.upsert_comment(REPO, 7, MARKER, f"new {MARKER}").action == "updated"
+    assert [method for method, _ in comments.writes] == ["PATCH"]
+
+
+def test_next_page_on_another_host_does_not_get_the_token(client, httpserver):
+    link = '<http://elsewhere.example/steal>; rel="next"'
+    httpserver.expect_request(COMMENTS).respond_with_json([], headers={"Link": link})
+
+    with pytest.raises(github_errors.AnswerError, match=r"elsewhere\.example"):
+        list(client.comments(REPO, 7))
+
+
+def test_pages_that_go_round_in_circles_end_in_an_error(client, httpserver):
+    link = f'<{httpserver.url_for(COMMENTS)}?page=2>; rel="next"'
+    httpserver.expect_request(COMMENTS).respond_with_json([], headers={"Link": link})
+
+    with pytest.raises(github_errors.AnswerError, match="expected a new address"):
+        list(client.comments(REPO, 7))
+
+
+def test_requests_carry_token_version_and_page_size(client, comments, httpserver):
+    list(client.comments(REPO, 7))
+
+    sent = comments.headers[0]
+    assert sent["Authorization"] == f"Bearer {TOKEN}"
+    assert sent["X-Github-Api-Version"] == github.API_VERSION
+    assert httpserver.log[0][0].args["per_page"] == "100"
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "error"),
+    [
+        (401, {}, github_errors.AuthenticationError),
+        (403, {}, github_errors.ForbiddenError),
+        (403, {"x-ratelimit-remaining": "0"}, github_errors.RateLimitError),
+        (403, {"retry-after": "60"}, github_errors.RateLimitError),
+        (404, {}, github_errors.NotFoundError),
+        (429, {}, github_errors.RateLimitError),
+        (301, {"location": "/elsewhere"}, github_errors.AnswerError),
+        (422, {}, github_errors.AnswerError),
+        (500, {}, github_errors.ServerError),
+        (503, {}, github_errors.ServerError),
+    ],
+)
+def test_each_refusal_has_its_type_and_one_line(client, httpserver, status, headers, error):
+    answer = {"message": f"no\nway for {TOKEN}"}
+    httpserver.expect_request("/user").respond_with_json(answer, status, headers)
+
+    with pytest.raises(error) as caught:
+        client.login()
+
+    assert type(caught.value) is error
+    message = str(caught.value)
+    assert f"GET /user: GitHub answered {status}: no way for ***" in message
+    assert "\n" not in message
+
+
+def test_rate_limit_says_when_to_come_back(client, httpserver):
+    headers = {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "1700000000"}
+    httpserver.expect_request("/user").respond_with_json({}, 403, headers)
+
+    with pytest.raises(github_errors.RateLimitError, match="again at 2023-11-14 22:13:20 UTC"):
+        client.login()
+
+
+def test_read_is_repeated_after_5xx_with_growing_waits(client, httpserver, waits):
+    httpserver.expect_ordered_request("/user").respond_with_data("bad gateway", 502)
+    httpserver.expect_ordered_request("/user").respond_with_data("still bad", 503)
+    httpserver.expect_ordered_request("/user").respond_with_json({"login": "bench-bot"})
+
+    assert client.login() == "bench-bot"
+    assert waits == list(github.BACKOFF_S)
+
+
+def test_read_gives_up_after_three_attempts(client, httpserver):
+    httpserver.expect_request("/user").respond_with_data("", 500)
+
+    with pytest.raises(github_errors.ServerError):
+        client.login()
+
+    assert len(httpserver.log) == 1 + len(github.BACKOFF_S)
+
+
+def test_edit_is_repeated_but_creation_never(client, comments, httpserver, waits):
+    httpserver.expect_oneshot_request(COMMENTS, method="POST").respond_with_data("", 502)
+
+    with pytest.raises(github_errors.ServerError):
+        client.upsert_comment(REPO, 7, MARKER, MARKER)
+    assert waits == []
+
+    number = comments.add("bench-bot", f"old {MARKER}")
+    path = f"/repos/{REPO}/issues/comments/{number}"
+    httpserver.expect_oneshot_request(path, method="PATCH").respond_with_data("", 502)
+    assert client.upsert_comment(REPO, 7, MARKER, MARKER).action == "updated"
+    assert waits == [github.BACKOFF_S[0]]
+
+
+def test_refusals_are_not_repeated(client, httpserver, waits):
+    httpserver.expect_request("/user").respond_with_json({}, 404)
+
+    with pytest.raises(github_errors.NotFoundError):
+        client.login()
+
+    assert waits == []
+    assert len(httpserver.log) == 1
+
+
+def test_refused_connection_is_tried_again_and_named(waits):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+    with (
+        GitHub(TOKEN, address, sleep=waits.append) as client,
+        pytest.raises(github_errors.ConnectionFailedError, match=r"no connection to 127\.0\.0\.1"),
+    ):
+        client.login()
+    assert waits == list(github.BACKOFF_S)
+
+
+def test_silence_becomes_a_timeout_error(waits):
+    def silent(request):
+        raise httpx.ReadTimeout("", request=request)
+
+    transport = httpx.MockTransport(silent)
+    with (
+        GitHub(TOKEN, "http://x.example", transport=transport, sleep=waits.append) as client,
+        pytest.raises(
+            github_errors.ConnectionFailedError, match=r"no answer from x\.example within"
+        ),
+    ):
+        client.login()
+
+
+@pytest.mark.parametrize("data", ["<html>proxy</html>", "", '"text"', "[1]", '{"login": 3}'])
+def test_answer_of_another_shape_is_refused(client, httpserver, data):
+    httpserver.expect_request("/user").respond_with_data(data, 200)
+
+    with pytest.raises(github_errors.AnswerError):
+        client.login()
+
+
+@pytest.mark.parametrize("token", ["", " ", "two words", "line\n", "ключ"])
+def test_unusable_token_is_refused_without_being_shown(token):
+    with pytest.raises(github_errors.AuthenticationError) as caught:
+        GitHub(token)
+
+    assert not token.strip() or token.strip() not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["", "ftp://x", "api.github.com", "http://user:pw@x", "http://[::"])
+def test_unusable_api_address_is_refused(url):
+    with pytest.raises(github_errors.GitHubInputError):
+        GitHub(TOKEN, url)
+
+
+@pytest.mark.parametrize(
+    "repo", ["", "octo", "octo/engine/x", "octo/../admin", "octo/..", "a b/c", "o/r?x=1"]
+)
+def test_unusable_repository_is_refused_before_any_request(client, httpserver, repo):
+    with pytest.raises(github_errors.GitHubInputError):
+        client.upsert_comment(repo, 7, MARKER, MARKER, author="bench-bot")
+
+    assert httpserver.log == []
+
+
+def test_api_address_with_a_path_keeps_it(httpserver):
+    httpserver.expect_request("/api/v3/user").respond_with_json({"login": "bench-bot"})
+
+    with GitHub(TOKEN, httpserver.url_for("/api/v3")) as client:
+        assert client.login() == "bench-bot"
+
+
+def test_open_pull_request_is_found_by_its_newest_commit(client, httpserver):
+    pulls = [
+        {"number": 6, "base": {"sha": BASE}, "head": {"sha": "c" * 40}},
+        {"number": 7, "base": {"sha": BASE}, "head": {"sha": HEAD}},
+    ]
+    httpserver.expect_request(f"/repos/{REPO}/pulls").respond_with_json(pulls)
+
+    assert client.open_pull_request(REPO, HEAD).number == 7
+    with pytest.raises(github_errors.NotFoundError, match="newer commits were pushed"):
+        client.open_pull_request(REPO, "d" * 40)
+
+
+def test_merge_base_is_read_from_the_comparison(client, httpserver):
+    answer = {"merge_base_commit": {"sha": "e" * 40}}
+    path = f"/repos/{REPO}/compare/{BASE}...{HEAD}"
+    httpserver.expect_request(path).respond_with_json(answer)
+
+    assert client.merge_base(REPO, BASE, HEAD) == "e" * 40
+    with pytest.raises(github_errors.GitHubInputError, match="hexadecimal"):
+        client.merge_base(REPO, "main/../x", HEAD)
+
+
+def test_token_is_never_logged(client, comments, caplog):
+    caplog.set_level(logging.DEBUG)
+
+    client.upsert_comment(REPO, 7, MARKER, MARKER)
+
+    assert caplog.records
+    assert TOKEN not in caplog.text
+    assert TOKEN not in repr(client)
