@@ -1,0 +1,1 @@
+"""A DDTree speculative-decoding engine. Read `engine/decoder.py` first."""

@@ -1,0 +1,149 @@
+"""Normalisation, rotary positions and the gated MLP, shared by target and drafter.
+
+Everything here is a function of its arguments: no cache, no device choice, no configuration
+beyond the numbers passed in. Angles are computed in float64 and rounded once, so that positions
+far out keep their phase whatever the model's dtype.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.config import DrafterConfig, TargetConfig, YarnConfig
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype reductions run in: at least float32, float64 where the model is."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Scale the last dimension of `x` to unit root mean square, then by `weight`."""
+    return functional.rms_norm(x, weight.shape, weight, eps)
+
+
+def rope_frequencies(dim: int, theta: float, yarn: YarnConfig | None) -> Tensor:
+    """Return the rotary frequencies of `dim` rotated dimensions, YaRN's interpolation included.
+
+    Returns
+    -------
+    Tensor
+        [dim // 2] float64, CPU, radians per position, descending.
+
+    Notes
+    -----
+    Pairs that turn more than `beta_fast` times within the original context keep their frequency,
+    pairs below `beta_slow` turns are slowed by `factor`, a linear ramp lies between.
+    Source: arXiv 2309.00071 section 3.2.
+    """
+    pairs = torch.arange(dim // 2, dtype=torch.float64)
+    plain = theta ** (-2.0 * pairs / dim)
+    if yarn is None:
+        return plain
+    low, high = yarn_correction_range(dim, theta, yarn)
+    ramp = ((pairs - low) / (high - low)).clamp(0.0, 1.0)
+    return plain * (1.0 - ramp) + plain / yarn.factor * ramp
+
+
+def yarn_correction_range(dim: int, theta: float, yarn: YarnConfig) -> tuple[float, float]:
+    """Return the pair indices between which YaRN's ramp runs from 0 to 1."""
+
+    def pair_of(rotations: float) -> float:
+        wavelength = yarn.original_max_position_embeddings / (2.0 * math.pi * rotations)
+        return dim * math.log(wavelength) / (2.0 * math.log(theta))
+
+    low = max(math.floor(pair_of(yarn.beta_fast)), 0)
+    high = min(math.ceil(pair_of(yarn.beta_slow)), dim - 1)
+    return (low, high) if low != high else (low, high + 0.001)  # a ramp needs a width
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Cosine and sine of every row's angles, `[M, dim // 2]` each."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """A rotary embedding: frequencies in radians per position and the amplitude of cos and sin."""
+
+    frequencies: Tensor
+    amplitude: float
+
+    @classmethod
+    def of_target(cls, config: TargetConfig, device: torch.device) -> "Rotary":
+        """Make the rotary embedding of a target's `k_rope` part."""
+        frequencies = rope_frequencies(config.qk_rope_head_dim, config.rope_theta, config.yarn)
+        amplitude = 1.0 if config.yarn is None else config.yarn.rope_mscale
+        return cls(frequencies.to(device), amplitude)
+
+    @classmethod
+    def of_drafter(cls, config: DrafterConfig, device: torch.device) -> "Rotary":
+        """Make the rotary embedding of a drafter's heads."""
+        frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.yarn)
+        return cls(frequencies.to(device), config.rope_attention_factor)
+
+    def at(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
+        """Return the rotation of `positions` [M] int64, in the accumulation dtype of `dtype`."""
+        angles = positions.to(torch.float64).unsqueeze(-1) * self.frequencies
+        dtype = accumulation_dtype(dtype)
+        cos, sin = angles.cos() * self.amplitude, angles.sin() * self.amplitude
+        return Rotation(cos.to(dtype), sin.to(dtype))
+
+
+def rotate_interleaved(x: Tensor, rotation: Rotation) -> Tensor:
+    """Rotate the pairs (2i, 2i + 1) of the last dimension: the target's layout.
+
+    Parameters
+    ----------
+    x : [M, ..., dim] any float dtype
+        Dimensions between the row and `dim` share the row's angles.
+    rotation
+        The angles of the M rows.
+
+    Returns
+    -------
+    Tensor
+        Like `x`.
+    """
+    cos, sin = _broadcast(rotation, x)
+    even, odd = x[..., 0::2], x[..., 1::2]
+    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
+    return turned.flatten(-2).to(x.dtype)
+
+
+def rotate_half_split(x: Tensor, rotation: Rotation) -> Tensor:
+    """Rotate the pairs (i, i + dim // 2) of the last dimension: the drafter's layout.
+
+    Takes and returns what `rotate_interleaved` does; mixing the two raises no error and only
+    lowers what the drafter gets right.
+    """
+    cos, sin = _broadcast(rotation, x)
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return turned.to(x.dtype)
+
+
+def _broadcast(rotation: Rotation, x: Tensor) -> tuple[Tensor, Tensor]:
+    rows, pairs = rotation.cos.shape
+    shape = (rows, *(1,) * (x.dim() - 2), pairs)
+    return rotation.cos.view(shape), rotation.sin.view(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class SwiGlu:
+    """The gated MLP `down(silu(gate(x)) * up(x))`."""
+
+    gate_proj: Tensor  # [I, hidden]
+    up_proj: Tensor  # [I, hidden]
+    down_proj: Tensor  # [hidden, I]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map `x` [..., hidden] to the same shape."""
+        gate = functional.silu(functional.linear(x, self.gate_proj))
+        return functional.linear(gate * functional.linear(x, self.up_proj), self.down_proj)
