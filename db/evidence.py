@@ -1,0 +1,165 @@
+"""Records of a diagnosis: what was measured, what it is held against, and what it supports.
+
+Knows nothing of rules, files or databases. Times are in seconds inside and in milliseconds where
+they are reported; rates are bytes or FLOP per second inside and GB/s where they are reported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+from db.cases import jsonable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PeakSource = Literal["measured", "datasheet"]
+Bound = Literal["bandwidth", "compute", "launches", "too little parallelism"]
+
+
+class Status(StrEnum):
+    """How far the evidence carries a claim."""
+
+    SUPPORTED = "supported"  # measured here, and it could have come out otherwise
+    CONSISTENT = "consistent"  # what was measured agrees, and nothing here tested it
+    UNTESTED = "untested"  # nothing measured here bears on it
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """Best rates of the machine; None where nobody knows them."""
+
+    read_bytes_per_s: float | None = None
+    matmul_flops_per_s: float | None = None
+    dtype: str | None = None  # of the matmul rate
+
+
+@dataclass(frozen=True, slots=True)
+class EvidencePoint:
+    """One measured case with its work and its counters; None where it was not recorded."""
+
+    benchmark: str
+    params: str  # canonical, "context=1024, page_size=16"
+    context_tokens: int | None
+    time_s: float
+    n: int  # samples behind `time_s`
+    bytes: int | None = None  # all bytes the case must move
+    kv_bytes: int | None = None  # the part that is latent KV
+    flops: int | None = None
+    stage_seconds: Mapping[str, float] | None = None
+    commit_length: float | None = None
+    programs: int | None = None  # launched by the dominant kernel
+    num_sms: int | None = None
+    counters: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    validity: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The benchmark with its parameters."""
+        return f"{self.benchmark}({self.params})" if self.params else self.benchmark
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What one run on one machine measured, with the ceilings it is held against."""
+
+    label: str
+    gpu: str | None  # None: a run without a GPU
+    ceilings: Ceilings
+    peak_source: PeakSource | None  # None where `ceilings` is empty
+    points: tuple[EvidencePoint, ...]
+    power_limit_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LineFit:
+    """time = t0 + bytes / bandwidth over the contexts of one case, or why it was refused."""
+
+    label: str  # the benchmark and the parameters held fixed
+    n_points: int
+    t0_ms: float | None
+    t0_low_ms: float | None
+    t0_high_ms: float | None
+    bandwidth_gb_s: float | None
+    bandwidth_low_gb_s: float | None
+    bandwidth_high_gb_s: float | None
+    refused: str | None = None  # the reason; every estimate is None then
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One line of a diagnosis: a statement, its number, its evidence and its status."""
+
+    name: str  # stable, for programs: "starvation"
+    statement: str
+    value: float
+    unit: str
+    evidence: str
+    status: Status
+    case: str | None = None  # None: the claim is about the whole evidence
+    is_alarm: bool = False  # something to act on, as against something to know
+
+
+@dataclass(frozen=True, slots=True)
+class CaseDiagnosis:
+    """Where one case stands against its floors; None where the numbers for it are missing."""
+
+    benchmark: str
+    params: str
+    context_tokens: int | None
+    n: int
+    time_ms: float
+    commit_length: float | None
+    effective_gb_s: float | None  # bytes of the case (`bytes_basis`) over its time
+    bytes_basis: str | None  # "all bytes" or "KV bytes alone"
+    fraction_of_peak: float | None
+    kv_floor_ms: float | None
+    kv_floor_ratio: float | None  # time over the KV-read floor
+    floor_ms: float | None
+    floor_ratio: float | None  # time over the floor
+    floor_basis: str | None  # which work against which peak
+    bound: Bound | None  # None where the evidence names none
+    stage_shares: Mapping[str, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Every case against its floor, and what the evidence as a whole supports."""
+
+    label: str
+    gpu: str | None
+    peak_source: PeakSource | None
+    cases: tuple[CaseDiagnosis, ...]
+    claims: tuple[Claim, ...]
+    fits: tuple[LineFit, ...] = ()
+
+    @property
+    def fit(self) -> LineFit | None:
+        """The fit over most contexts."""
+        return max(self.fits, key=lambda fit: fit.n_points, default=None)
+
+    @property
+    def alarms(self) -> tuple[Claim, ...]:
+        """The claims that call for action."""
+        return tuple(claim for claim in self.claims if claim.is_alarm)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give plain values for strict JSON."""
+        return {
+            "label": self.label,
+            "gpu": self.gpu,
+            "peak_source": self.peak_source,
+            "cases": [_case_dict(case) for case in self.cases],
+            "claims": [jsonable(asdict(claim)) for claim in self.claims],
+            "fits": [jsonable(asdict(fit)) for fit in self.fits],
+        }
+
+
+def _case_dict(case: CaseDiagnosis) -> dict[str, Any]:
+    """Copy field by field: `asdict` cannot copy a read-only mapping."""
+    shares = None if case.stage_shares is None else dict(case.stage_shares)
+    plain = {name: getattr(case, name) for name in CaseDiagnosis.__dataclass_fields__}
+    return {name: jsonable(value) for name, value in {**plain, "stage_shares": shares}.items()}
