@@ -1,0 +1,355 @@
+"""The draft tree: built best first under a node budget, walked by what the target says.
+
+The drafter gives one distribution for each depth. A prefix weighs the product of its tokens'
+probabilities, and the best tree of n nodes is the n heaviest prefixes: the most accepted tokens a
+tree of that size can be expected to give. A heap finds them in order of weight, so node ids are
+the order of choice and a smaller budget gives a prefix of the same list.
+
+::
+
+    depth 0        7              node 0, the root: last committed token
+                 /   \
+    depth 1    11     12          nodes 1 and 3, chosen first and third
+                |
+    depth 2    21                 node 2
+
+This module knows nothing about caches, models or devices' kernels; trees live on the host unless
+moved with `DraftTree.to`.
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.config import check_node_budget
+from engine.errors import ShapeError
+
+WORD_BITS = 32  # of an ancestor word; int32, since kernels read it so
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftTree:
+    """Candidate continuations of one sequence; node 0 is the root, T = 1 + num_nodes.
+
+    Parameters
+    ----------
+    token_ids : [T] int64
+    parents : [T] int32
+        The root has parent -1; every other parent comes before its child.
+    depths : [T] int32
+        Distance from the root.
+    path_log_probs : [T] float64
+        Sum of drafter log-probs from the root to the node; 0 for the root, never ascending.
+    """
+
+    token_ids: Tensor
+    parents: Tensor
+    depths: Tensor
+    path_log_probs: Tensor
+
+    def __post_init__(self) -> None:
+        for name, dtype in _FIELD_DTYPES.items():
+            values: Tensor = getattr(self, name)
+            if values.ndim != 1 or values.dtype != dtype or values.shape != self.token_ids.shape:
+                raise ShapeError(
+                    f"{name}: expected [{self.token_ids.numel()}] {dtype}, got "
+                    f"{list(values.shape)} {values.dtype} (one value for each node and the root)"
+                )
+        if not self.token_ids.numel():
+            raise ShapeError("token_ids: expected at least the root, got [0] (node 0)")
+
+    @property
+    def tree_size(self) -> int:
+        """Tokens to verify: the root and all nodes."""
+        return self.token_ids.shape[0]
+
+    @property
+    def num_nodes(self) -> int:
+        """Draft nodes, root excluded."""
+        return self.tree_size - 1
+
+    @property
+    def expected_commit_length(self) -> float:
+        """One plus the sum of all path probabilities: the mean the drafter itself believes in."""
+        return sum(math.exp(value) for value in self.path_log_probs.tolist())
+
+    def ancestor_bits(self) -> Tensor:
+        """Return the ancestor mask in words.
+
+        Returns
+        -------
+        Tensor
+            `[T, W] int32` with `W = ceil(T / 32)`; bit `j % 32` of word `j // 32` of row i is set
+            iff node j is node i or an ancestor of it.
+
+        Raises
+        ------
+        ShapeError
+            A parent does not come before its child.
+        """
+        parents = self.parents.tolist()
+        rows = [1]
+        for node in range(1, len(parents)):
+            parent = parents[node]
+            if not 0 <= parent < node:
+                raise ShapeError(
+                    f"parents[{node}]: expected 0..{node - 1}, got {parent} (parents come first)"
+                )
+            rows.append(rows[parent] | 1 << node)
+        num_words = -(-len(rows) // WORD_BITS)
+        packed = bytearray().join(row.to_bytes(4 * num_words, "little") for row in rows)
+        words = torch.frombuffer(packed, dtype=torch.int32).reshape(len(rows), num_words)
+        return words.to(self.parents.device)
+
+    def ancestor_mask(self) -> Tensor:
+        """Return `[T, T] bool`: node i may attend node j iff j is i or an ancestor of i."""
+        words = self.ancestor_bits()
+        shifts = torch.arange(WORD_BITS, dtype=torch.int32, device=words.device)
+        bits = words[:, :, None] >> shifts & 1  # [T, W, 32]
+        return bits.flatten(1)[:, : self.tree_size].bool()
+
+    def to(self, device: torch.device | str) -> "DraftTree":
+        """Return the same tree with its tensors on `device`."""
+        return DraftTree(*(getattr(self, name).to(device) for name in _FIELD_DTYPES))
+
+
+_FIELD_DTYPES = {
+    "token_ids": torch.int64,
+    "parents": torch.int32,
+    "depths": torch.int32,
+    "path_log_probs": torch.float64,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Acceptance:
+    """The part of a draft tree the target agreed with."""
+
+    path: Tensor  # [num_accepted] int32 node ids from the root down, root excluded
+    bonus_token: int  # emitted by the target after `path`; the next root
+
+    @property
+    def num_accepted(self) -> int:
+        """Accepted draft tokens, without root and bonus."""
+        return self.path.shape[0]
+
+    @property
+    def commit_length(self) -> int:
+        """Tokens the step appends: the accepted ones and the bonus."""
+        return self.num_accepted + 1
+
+
+def build_draft_tree(draft_logits: Tensor, *, root_token: int, node_budget: int) -> DraftTree:
+    """Build the tree of the `node_budget` heaviest prefixes from the drafter's logits.
+
+    Parameters
+    ----------
+    draft_logits : [horizon, V] float32
+        Row d is the drafter's distribution at depth d + 1. -inf bans a token. Not mutated.
+    root_token : int
+        The last committed token.
+    node_budget : int
+        Most draft nodes, root excluded: 0 gives the root only, at most 512.
+
+    Raises
+    ------
+    BudgetError
+        The budget is negative or beyond the limit.
+    ShapeError
+        The logits have another shape or dtype, or hold NaN or +inf.
+
+    Notes
+    -----
+    Within a depth the order is descending logit, equal logits by ascending token id. No
+    temperature is applied. Source: arXiv 2604.12989; liranringel/ddtree ddtree.py (c96427a).
+    Differs: the order of equal logits, which is not defined there.
+    """
+    check_node_budget(node_budget, least=0)
+    _check_matrix("draft_logits", draft_logits, torch.float32, "[horizon, V]")
+    if not bool((draft_logits < torch.inf).all()):  # false for NaN as well
+        raise ShapeError("draft_logits: expected no NaN and no +inf, got some (no distribution)")
+    width = min(node_budget, draft_logits.shape[1])
+    token_ids = _top_tokens(draft_logits, width)
+    chosen = draft_logits.gather(1, token_ids)
+    log_probs = chosen - draft_logits.logsumexp(1, keepdim=True)
+    log_probs[chosen == -torch.inf] = -torch.inf  # a row with nothing but -inf gives NaN above
+    return _build(log_probs, token_ids, root_token, node_budget)
+
+
+def build_from_log_probs(
+    log_probs: Tensor, token_ids: Tensor, *, root_token: int, node_budget: int
+) -> DraftTree:
+    """Build the tree of the `node_budget` heaviest prefixes from log-probs sorted by depth.
+
+    Parameters
+    ----------
+    log_probs : [horizon, K] float32
+        Row d holds the candidates of depth d + 1, descending. -inf is never chosen. The result
+        is the reference's whatever the values; its nodes are the heaviest prefixes if none is
+        positive and K is at least min(node_budget, V).
+    token_ids : [horizon, K] int64
+        The candidates' tokens, distinct within a row.
+    root_token, node_budget
+        As in `build_draft_tree`.
+
+    Raises
+    ------
+    BudgetError
+        The budget is negative or beyond the limit.
+    ShapeError
+        Shapes or dtypes differ from the above; a log-prob is NaN or +inf; a row is not
+        descending; two siblings carry one token.
+    """
+    check_node_budget(node_budget, least=0)
+    _check_matrix("log_probs", log_probs, torch.float32, "[horizon, K]")
+    _check_matrix("token_ids", token_ids, torch.int64, "[horizon, K]")
+    if token_ids.shape != log_probs.shape:
+        raise ShapeError(
+            f"token_ids: expected {list(log_probs.shape)}, got {list(token_ids.shape)} "
+            "(one token for each log-prob)"
+        )
+    if not bool((log_probs < torch.inf).all()):  # false for NaN as well
+        raise ShapeError("log_probs: expected no NaN and no +inf, got some (no distribution)")
+    if not bool((log_probs[:, :-1] >= log_probs[:, 1:]).all()):
+        raise ShapeError(
+            "log_probs: expected descending rows, got an ascending pair (siblings are tried in "
+            "rank order)"
+        )
+    return _build(log_probs, token_ids, root_token, node_budget)
+
+
+def accept(tree: DraftTree, target_tokens: Tensor) -> Acceptance:
+    """Walk from the root along the target's own tokens for as long as they are in the tree.
+
+    Parameters
+    ----------
+    tree : DraftTree
+    target_tokens : [T] int64 or int32
+        What the target says after each node. A CUDA tensor is read back to the host.
+
+    Raises
+    ------
+    ShapeError
+        `target_tokens` has another shape or dtype.
+    """
+    _check_tokens(target_tokens, (tree.tree_size,))
+    return _walk(tree, target_tokens.tolist())
+
+
+def accept_batch(trees: Sequence[DraftTree], target_tokens: Tensor) -> list[Acceptance]:
+    """Walk each tree along its row of target tokens; one read back to the host for all.
+
+    Parameters
+    ----------
+    trees : sequence of N DraftTree
+    target_tokens : [N, T] int64 or int32
+        T is the size of the largest tree or more; what lies beyond a tree is not looked at.
+
+    Raises
+    ------
+    ShapeError
+        `target_tokens` has another shape or dtype.
+    """
+    largest = max((tree.tree_size for tree in trees), default=0)
+    width = target_tokens.shape[1] if target_tokens.ndim == 2 else 0
+    _check_tokens(target_tokens, (len(trees), max(largest, width)))
+    rows = target_tokens.tolist()
+    return [_walk(tree, row) for tree, row in zip(trees, rows, strict=True)]
+
+
+def _top_tokens(logits: Tensor, width: int) -> Tensor:
+    """Return the ids of the `width` largest logits of each row, lower ids first where equal.
+
+    `torch.topk` promises no order, and no choice at its edge, among equal values. So the logit
+    becomes an integer of the same order, and its token id, counted down, the digits below it.
+    """
+    bits = (logits + 0.0).view(torch.int32)  # -0.0 becomes 0.0, its equal
+    ordered = (bits ^ (bits >> 31 & 0x7FFFFFFF)).long()
+    vocabulary = torch.arange(logits.shape[1], device=logits.device)
+    return ((ordered << 32) - vocabulary).topk(width, dim=1).indices
+
+
+def _build(log_probs: Tensor, token_ids: Tensor, root_token: int, node_budget: int) -> DraftTree:
+    # What is -inf is dropped before the heap: a sibling's weight would be -inf - -inf.
+    candidates = [[v for v in row if v != -torch.inf] for row in log_probs.tolist()]
+    nodes = _best_first(candidates, node_budget)
+    ids = token_ids.tolist()
+    tokens = [root_token, *(ids[len(node.ranks) - 1][node.ranks[-1]] for node in nodes)]
+    parents = [-1, *(node.parent for node in nodes)]
+    if len(set(zip(parents, tokens, strict=True))) != len(tokens):
+        raise ShapeError(
+            "token_ids: expected distinct tokens within a row, got one twice (a walk could not "
+            "tell siblings apart)"
+        )
+    return DraftTree(
+        token_ids=torch.tensor(tokens, dtype=torch.int64),
+        parents=torch.tensor(parents, dtype=torch.int32),
+        depths=torch.tensor([0, *(len(node.ranks) for node in nodes)], dtype=torch.int32),
+        path_log_probs=torch.tensor([0.0, *(-node.key for node in nodes)], dtype=torch.float64),
+    )
+
+
+class _Node(NamedTuple):
+    """A candidate on the heap or a chosen node; compared in the order of its fields.
+
+    Ranks are unique, so they settle equal weights: lexicographic, a prefix first.
+    """
+
+    key: float  # minus the path log-prob
+    ranks: tuple[int, ...]  # of the node and its ancestors within their depths, root excluded
+    parent: int
+
+
+def _best_first(candidates: Sequence[Sequence[float]], node_budget: int) -> list[_Node]:
+    """Return the heaviest nodes in order, at most `node_budget`; O(n log n).
+
+    Weights are float64 sums in the reference's order of operations: their rounding decides ties.
+    """
+    chosen: list[_Node] = []
+    heap = [_Node(-row[0], (0,), 0) for row in candidates[:1] if row]
+    while heap and len(chosen) < node_budget:
+        node = heapq.heappop(heap)
+        chosen.append(node)
+        depth, rank = len(node.ranks), node.ranks[-1]
+        row = candidates[depth - 1]
+        if rank + 1 < len(row):
+            sibling = -node.key - row[rank] + row[rank + 1]
+            ranks = (*node.ranks[:-1], rank + 1)
+            heapq.heappush(heap, _Node(-sibling, ranks, node.parent))
+        if depth < len(candidates) and candidates[depth]:
+            child = -node.key + candidates[depth][0]
+            heapq.heappush(heap, _Node(-child, (*node.ranks, 0), len(chosen)))
+    return chosen
+
+
+def _walk(tree: DraftTree, target_tokens: Sequence[int]) -> Acceptance:
+    parents, tokens = tree.parents.tolist(), tree.token_ids.tolist()
+    children = {(parents[node], tokens[node]): node for node in range(1, len(tokens))}
+    path: list[int] = []
+    node: int | None = 0
+    bonus_token = target_tokens[0]
+    while (node := children.get((node, bonus_token))) is not None:
+        path.append(node)
+        bonus_token = target_tokens[node]
+    return Acceptance(torch.tensor(path, dtype=torch.int32), bonus_token)
+
+
+def _check_matrix(name: str, values: Tensor, dtype: torch.dtype, letters: str) -> None:
+    if values.ndim != 2 or values.dtype != dtype:
+        raise ShapeError(
+            f"{name}: expected {letters} {dtype}, got {list(values.shape)} {values.dtype} "
+            "(nothing is cast, rounding decides ties)"
+        )
+
+
+def _check_tokens(tokens: Tensor, shape: tuple[int, ...]) -> None:
+    if tokens.shape != shape or tokens.dtype not in (torch.int64, torch.int32):
+        raise ShapeError(
+            f"target_tokens: expected {list(shape)} integers, got {list(tokens.shape)} "
+            f"{tokens.dtype} (what the target says after each node)"
+        )
