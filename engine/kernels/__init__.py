@@ -1,0 +1,17 @@
+"""The op table: name → definition, implementations, cases, cost and tolerance.
+
+Everything the engine runs on an accelerator by its own kernel is listed here. Implementations
+are chosen by name and nothing falls back to another one silently.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.kernels.op import Case, Cost, Op, Tolerance
+from engine.kernels.tree_attention import OP as _TREE_ATTENTION
+from engine.kernels.tree_attention import tree_attention
+
+OPS: dict[str, Op[Any]] = {op.name: op for op in (_TREE_ATTENTION,)}
+
+__all__ = ["OPS", "Case", "Cost", "Op", "Tolerance", "tree_attention"]

@@ -1,0 +1,256 @@
+"""What tree attention is tested and measured on: cases, their seeded inputs, cost, tolerance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from engine.kernels.op import Case, Cost, Tolerance
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SPARE_PAGES = 3  # pages that belong to no sequence; their rows are NaN
+_IMPOSSIBLE_PAGE = 2**31 - 1  # page id beyond every pool, for table entries nobody may read
+
+
+@dataclass(frozen=True, slots=True)
+class TreeAttentionCase(Case):
+    """Sizes of one call; `trees` holds the parents of each sequence's tree, -1 at the root."""
+
+    context_lens: tuple[int, ...]
+    trees: tuple[tuple[int, ...], ...]
+    num_heads: int = 2
+    value_dim: int = 16
+    rope_dim: int = 16
+    page_size: int = 1
+    hybrid: bool = False  # the tree's rows stand in tree_kv, not in the pages
+    strided: bool = False  # q, pages, table, mask and tree_kv are views of larger tensors
+    sees: str = "ancestors"  # or "random": any mask, rows that see nothing among them
+    seed: int = 0
+
+    @property
+    def tree_sizes(self) -> tuple[int, ...]:
+        """Tree tokens of each sequence, T of the longest."""
+        return tuple(len(tree) for tree in self.trees)
+
+    @property
+    def latent_dim(self) -> int:
+        """Width of a cached row, D."""
+        return self.value_dim + self.rope_dim
+
+
+def chain(size: int) -> tuple[int, ...]:
+    """Parents of a tree in which every token follows the one before."""
+    return tuple(range(-1, size - 1))
+
+
+def star(size: int) -> tuple[int, ...]:
+    """Parents of a tree in which every token is a child of the root."""
+    return (-1, *([0] * (size - 1)))
+
+
+def bush(size: int, seed: int) -> tuple[int, ...]:
+    """Parents of a random tree, seeded."""
+    generator = torch.Generator().manual_seed(seed)
+    parents = [int(torch.randint(0, node, (), generator=generator)) for node in range(1, size)]
+    return (-1, *parents)
+
+
+def pack_ancestors(parents: Sequence[int], num_words: int) -> Tensor:
+    """Ancestor words `[T, num_words]` int32 of a tree: bit j of row i iff j is i or above it."""
+    seen: list[int] = []
+    for node, parent in enumerate(parents):
+        seen.append((seen[parent] if parent >= 0 else 0) | 1 << node)
+    words = [[(row >> 32 * word) & 0xFFFFFFFF for word in range(num_words)] for row in seen]
+    return torch.tensor(words, dtype=torch.int64).to(torch.int32)
+
+
+def inputs(
+    case: TreeAttentionCase,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, Any]:
+    """Build the arguments of `tree_attention`, without the backend, from the case's seed.
+
+    What must not matter is made to hurt: rows of no sequence, padding queries and padding tree
+    rows are NaN, table entries beyond a length are -1 or no page at all, and mask bits of padding
+    tokens are set. `torch.randn` on `device` under the seed gives the rest.
+    """
+    generator = torch.Generator(device).manual_seed(case.seed)
+    N, T, D = len(case.context_lens), max(case.tree_sizes), case.latent_dim
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
+
+    q = normal(N, T, case.num_heads, D)
+    tree_kv = normal(N, T, D) if case.hybrid else None
+    for sequence, size in enumerate(case.tree_sizes):
+        q[sequence, size:] = torch.nan
+        if tree_kv is not None:
+            tree_kv[sequence, size:] = torch.nan
+    page_table, num_pages = _page_table(case)
+    kv_pages = torch.full((num_pages, case.page_size, D), torch.nan, device=device, dtype=dtype)
+    for sequence, length in enumerate(_paged_lengths(case)):
+        slots = _slots(page_table[sequence], length, case.page_size).to(device)
+        kv_pages.view(-1, D)[slots] = normal(length, D)
+    operands = {
+        "q": q,
+        "kv_pages": kv_pages,
+        "page_table": page_table.to(device),
+        "context_lens": torch.tensor(case.context_lens, dtype=torch.int32, device=device),
+        "ancestor_bits": _ancestor_bits(case, T).to(device),
+        "tree_sizes": torch.tensor(case.tree_sizes, dtype=torch.int32, device=device),
+        "tree_kv": tree_kv,
+    }
+    if case.strided:
+        strided = ("q", "kv_pages", "page_table", "ancestor_bits", "tree_kv")
+        operands |= {name: _inside_larger(operands[name]) for name in strided}
+    return {**operands, "softmax_scale": D**-0.5, "value_dim": case.value_dim}
+
+
+def _paged_lengths(case: TreeAttentionCase) -> list[int]:
+    """Rows each sequence holds in the pages."""
+    tree_sizes = [0] * len(case.trees) if case.hybrid else case.tree_sizes
+    return [context + tree for context, tree in zip(case.context_lens, tree_sizes, strict=True)]
+
+
+def _page_table(case: TreeAttentionCase) -> tuple[Tensor, int]:
+    """Shuffled page ids `[N, max_pages]` int32, and the size of the pool they come from."""
+    generator = torch.Generator().manual_seed(case.seed)
+    counts = [-(-length // case.page_size) for length in _paged_lengths(case)]
+    num_pages = sum(counts) + _SPARE_PAGES
+    ids = torch.randperm(num_pages, generator=generator, dtype=torch.int64).to(torch.int32)
+    table = torch.full((len(counts), max(counts) + 2), _IMPOSSIBLE_PAGE, dtype=torch.int32)
+    table[:, 1::2] = -1
+    used = 0
+    for sequence, count in enumerate(counts):
+        table[sequence, :count] = ids[used : used + count]
+        used += count
+    return table, num_pages
+
+
+def _slots(page_ids: Tensor, length: int, page_size: int) -> Tensor:
+    """Slots of positions 0..length of one sequence."""
+    positions = torch.arange(length)
+    return page_ids.long()[positions // page_size] * page_size + positions % page_size
+
+
+def _ancestor_bits(case: TreeAttentionCase, T: int) -> Tensor:
+    """Words of every tree `[N, T, W]`; padding tokens, as rows and as columns, have every bit."""
+    num_words = -(-T // 32)
+    generator = torch.Generator().manual_seed(case.seed)
+    bits = torch.full((len(case.trees), T, num_words), -1, dtype=torch.int32)
+    for sequence, tree in enumerate(case.trees):
+        words = pack_ancestors(tree, num_words)
+        if case.sees == "random":
+            shape = words.shape
+            words = torch.randint(-(2**31), 2**31, shape, generator=generator).to(torch.int32)
+            words[len(tree) // 2] = 0  # a token that sees no tree row, not even its own
+        unused = pack_ancestors(chain(32 * num_words), num_words)[-1]
+        unused = unused ^ pack_ancestors(chain(len(tree)), num_words)[-1]
+        bits[sequence, : len(tree)] = words | unused
+    return bits
+
+
+def _inside_larger(tensor: Tensor | None) -> Tensor | None:
+    """Return the same values as a view with a gap after every row; the gap is not a value."""
+    if tensor is None:
+        return None
+    *leading, last = tensor.shape
+    hole = torch.nan if tensor.is_floating_point() else -1
+    larger = torch.full((*leading, last + 16), hole, dtype=tensor.dtype, device=tensor.device)
+    larger[..., :last] = tensor
+    return larger[..., :last]
+
+
+def cost(case: TreeAttentionCase, *, itemsize: int = 2) -> Cost:
+    """Bytes and FLOP of a call: each latent row, query, result and table entry moves once.
+
+    FLOP counts the visible pairs only: 2 (D + value_dim) for each of the rows of all heads.
+    """
+    kv_rows = sum(case.context_lens) + sum(case.tree_sizes)
+    query_rows = sum(case.tree_sizes) * case.num_heads
+    kv_bytes = kv_rows * case.latent_dim * itemsize
+    io_bytes = query_rows * ((case.latent_dim + case.value_dim) * itemsize + 4)
+    page_ids = sum(-(-length // case.page_size) for length in _paged_lengths(case))
+    pairs = sum(
+        context * len(tree) + _num_visible(tree)
+        for context, tree in zip(case.context_lens, case.trees, strict=True)
+    )
+    return Cost(
+        bytes=kv_bytes + io_bytes + 4 * page_ids,
+        flops=2 * pairs * case.num_heads * (case.latent_dim + case.value_dim),
+        kv_bytes=kv_bytes,
+    )
+
+
+def _num_visible(tree: Sequence[int]) -> int:
+    """Ancestor pairs of a tree, every token its own ancestor: the sum of depth + 1."""
+    levels: list[int] = []
+    for parent in tree:
+        levels.append(levels[parent] + 1 if parent >= 0 else 1)
+    return sum(levels)
+
+
+def tolerance(dtype: torch.dtype) -> Tolerance:
+    """How far an implementation may be from the reference on the same inputs."""
+    if dtype == torch.float32:
+        return Tolerance(1e-5, 1e-4, "float32 sums of up to 1e5 terms in another order")
+    if dtype == torch.float64:
+        return Tolerance(1e-12, 1e-11, "float64 sums of up to 1e5 terms in another order")
+    return Tolerance(
+        2e-2 if dtype == torch.bfloat16 else 3e-3,
+        1e-3,
+        "probabilities and outputs rounded to the inputs' dtype, scores exact in float32",
+    )
+
+
+def _edges(page_size: int, edge: int) -> tuple[TreeAttentionCase, ...]:
+    """Contexts one short of, at and one past an edge, as one batch; trees cross the same edge."""
+    return (
+        TreeAttentionCase(
+            name=f"edge{edge}-page{page_size}",
+            reason=f"lengths around {edge}: off-by-one at pages, tiles and splits",
+            context_lens=(edge - 1, edge, edge + 1),
+            trees=(bush(5, seed=1), chain(4), star(6)),
+            page_size=page_size,
+            seed=edge,
+        ),
+    )
+
+
+CASES: tuple[TreeAttentionCase, ...] = (
+    TreeAttentionCase("root-only", "smallest legal call: one token, no context", (0,), ((-1,),)),
+    TreeAttentionCase("root-page64", "one token after one row of a page", (1,), ((-1,),),
+                      page_size=64),
+    TreeAttentionCase("empty-context", "the tree is all there is", (0, 0), (chain(7), star(5)),
+                      page_size=16),
+    *_edges(1, 32), *_edges(16, 16), *_edges(16, 64), *_edges(64, 64), *_edges(64, 128),
+    TreeAttentionCase("uneven", "a long, a short and an empty sequence share a launch",
+                      (131, 2, 0, 40), (bush(11, 2), (-1,), chain(3), star(17)), page_size=16,
+                      num_heads=3),
+    TreeAttentionCase("word-edge", "trees that cross the first mask word", (19, 5, 33),
+                      (bush(31, 3), bush(32, 4), bush(33, 5)), page_size=16),
+    TreeAttentionCase("two-words", "trees that cross the second mask word", (3, 70),
+                      (bush(64, 6), bush(65, 7)), page_size=64, num_heads=1),
+    TreeAttentionCase("any-mask", "masks that are no tree, rows that see nothing", (0, 37),
+                      (chain(40), chain(9)), page_size=1, sees="random"),
+    TreeAttentionCase("hybrid", "tree rows beside the pages, not in them", (45, 0, 64),
+                      (bush(9, 8), chain(5), star(3)), page_size=16, hybrid=True),
+    TreeAttentionCase("strided", "views of larger tensors, gaps filled with NaN", (50, 17),
+                      (bush(6, 9), chain(9)), page_size=16, strided=True),
+    TreeAttentionCase("strided-hybrid", "views of larger tensors, tree rows apart", (50, 17),
+                      (bush(6, 9), chain(9)), page_size=1, strided=True, hybrid=True),
+    TreeAttentionCase("wide-value", "value wider than the rope part", (75, 9),
+                      (bush(9, 10), chain(3)), value_dim=64, rope_dim=16, num_heads=5,
+                      page_size=32),
+    TreeAttentionCase("production", "DeepSeek-V3 widths, 8 heads of a TP8 rank, 9 tokens", (101,),
+                      (bush(9, 11),), num_heads=8, value_dim=512, rope_dim=64, page_size=1),
+    TreeAttentionCase("production-page128", "the same, whole tiles inside one page", (150,),
+                      (bush(9, 12),), num_heads=8, value_dim=512, rope_dim=64, page_size=128),
+)  # fmt: skip
