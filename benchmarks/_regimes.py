@@ -1,0 +1,93 @@
+"""Which cases a run visits: the profile says how many, the device says how large.
+
+A profile never changes a case's identity. Class, method, parameter names and values are the same
+in every profile, and the values of `quick` are a subset of those of `full`, so that results of
+both continue one series. This module knows the axes; what a case does stands in its suite.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+PROFILE_VARIABLE: Final = "DDTREE_BENCH_PROFILE"
+Axis = list[int] | list[str]
+
+
+class UnknownProfileError(Exception):
+    """`DDTREE_BENCH_PROFILE` names no profile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How long a run may take, in asv's words and ours."""
+
+    name: str
+    rounds: int  # processes a case is measured in; their medians are the independent samples
+    repeat: tuple[int, int, float]  # samples a process: least, most, seconds after which to stop
+    window_s: float  # length of the telemetry window of a case on a GPU
+
+
+PROFILES: Final = {
+    "quick": Profile(name="quick", rounds=2, repeat=(5, 20, 0.5), window_s=1.0),
+    "full": Profile(name="full", rounds=4, repeat=(10, 60, 3.0), window_s=3.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StepAxes:
+    """The axes of `step.Step`, in the order of its parameters."""
+
+    context_tokens: list[int]
+    page_sizes: list[int]
+    commit_lengths: list[int]
+    attention_backends: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeAxes:
+    """The axes of the suites in `tree.py`."""
+
+    build_budgets: list[int]
+    accept_budgets: list[int]
+    compact_budgets: list[int]
+
+
+def profile_named(name: str) -> Profile:
+    """Return the profile called `name`; `UnknownProfileError` lists the known ones."""
+    if name not in PROFILES:
+        known = ", ".join(sorted(PROFILES))
+        raise UnknownProfileError(
+            f"{PROFILE_VARIABLE}: expected one of {known}, got {name!r} (which cases to run)"
+        )
+    return PROFILES[name]
+
+
+def step_axes(profile: Profile, device: str) -> StepAxes:
+    """Return the axes of the step suite; three contexts at least, so that a line can be fitted."""
+    full = profile.name == "full"
+    if device == "cuda":
+        return StepAxes(
+            context_tokens=[1024, 4096, 16384, 65536] if full else [1024, 16384, 65536],
+            page_sizes=[1, 16, 64] if full else [1, 64],
+            commit_lengths=[1, 4, 8] if full else [1, 8],
+            attention_backends=["triton_serial", "triton_split"] if full else ["triton_split"],
+        )
+    return StepAxes(
+        context_tokens=[256, 512, 1024, 2048, 4096] if full else [512, 1024, 2048],
+        page_sizes=[1, 16, 64] if full else [1, 16],
+        commit_lengths=[1, 4, 8] if full else [1, 8],
+        attention_backends=["reference"],
+    )
+
+
+def tree_axes(profile: Profile) -> TreeAxes:
+    """Return the node budgets of the tree suites; they do not depend on the device."""
+    if profile.name == "full":
+        return TreeAxes([8, 16, 64, 256, 512], [16, 64, 512], [16, 64, 512])
+    return TreeAxes([16, 64], [64], [64])
+
+
+PROFILE: Final = profile_named(os.environ.get(PROFILE_VARIABLE, "quick"))
+DEVICE: Final = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,128 @@
+"""The telemetry sidecar: one JSON line for each case and process, beside asv's results.
+
+Lines are `.jsonl`, because asv reads every `.json` under its results. All keys are always
+present; null means not known. Who reads them stands on the other side of this file format.
+
+asv tells a process neither the machine nor, in an existing environment, the commit; whoever starts
+the run hands them over in the environment variables below. A managed environment has `ASV_COMMIT`.
+"""
+
+import json
+import os
+import statistics
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks._ceilings import Ceilings
+from benchmarks._meters import Telemetry
+from benchmarks._provenance import engine_provenance
+
+SCHEMA: Final = 1
+CONFIG_NAME: Final = "asv.conf.json"
+
+
+@dataclass(frozen=True, slots=True)
+class CaseFacts:
+    """What a case is made of; None = not known, or without meaning for this case."""
+
+    context_tokens: int | None = None
+    bytes: int | None = None  # least it must read and write
+    kv_bytes: int | None = None  # the part of `bytes` that is the committed prefix's KV
+    flops: int | None = None
+    programs: int | None = None  # launched programs of the dominant kernel
+    stage_seconds: Mapping[str, float] | None = None
+    commit_length: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CaseRecord:
+    """Everything one process found about one case."""
+
+    benchmark: str
+    params: tuple[str, ...]  # as asv writes them: their repr
+    version: str
+    timer: str
+    samples_s: tuple[float, ...]
+    started_at: float
+    ended_at: float
+    facts: CaseFacts
+    telemetry: Telemetry
+    ceilings: Ceilings
+
+
+def append_record(record: CaseRecord, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Append the record to this run's sidecar; None where no run asked for one.
+
+    The line is written by one call in append mode, so lines of several processes never mix.
+    """
+    directory = sidecar_dir(environ)
+    if directory is None:
+        return None
+    run_id = environ.get("DDTREE_BENCH_RUN_ID")
+    path = directory / f"{run_id or f'asv-{os.getppid()}'}.jsonl"
+    line = sidecar_line(record, environ)
+    line["process_number"] = _process_number(path, line)
+    directory.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, allow_nan=False) + "\n")
+    return path
+
+
+def sidecar_dir(environ: Mapping[str, str]) -> Path | None:
+    """Return where sidecars go: as told, else `telemetry/` in the results of asv's config."""
+    told = environ.get("DDTREE_BENCH_SIDECAR_DIR")
+    if told:
+        return Path(told)
+    root = environ.get("ASV_CONF_DIR")
+    if not root:
+        return None
+    config = json.loads((Path(root) / CONFIG_NAME).read_text(encoding="utf-8"))
+    return Path(root) / str(config["results_dir"]) / "telemetry"
+
+
+def sidecar_line(record: CaseRecord, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the line as a dict, keys in the order of the schema."""
+    facts, telemetry = record.facts, record.telemetry
+    single = ["single_sample"] if len(record.samples_s) == 1 else []
+    return {
+        "schema": SCHEMA,
+        "benchmark": record.benchmark,
+        "params": list(record.params),
+        "version": record.version,
+        "window_id": uuid.uuid4().hex,
+        "run_id": environ.get("DDTREE_BENCH_RUN_ID"),
+        "commit": environ.get("DDTREE_BENCH_COMMIT") or environ.get("ASV_COMMIT"),
+        "machine": environ.get("DDTREE_BENCH_MACHINE"),
+        "process_number": None,
+        "pid": os.getpid(),
+        "n": len(record.samples_s),
+        "median_s": statistics.median(record.samples_s),
+        "samples_s": list(record.samples_s),
+        "started_at": record.started_at,
+        "ended_at": record.ended_at,
+        "timer": record.timer,
+        "stage_seconds": None if facts.stage_seconds is None else dict(facts.stage_seconds),
+        "commit_length": facts.commit_length,
+        "bytes": facts.bytes,
+        "kv_bytes": facts.kv_bytes,
+        "flops": facts.flops,
+        "context_tokens": facts.context_tokens,
+        "programs": facts.programs,
+        "ceilings": asdict(record.ceilings),
+        "device": asdict(telemetry.device),
+        "counters": {name: asdict(counter) for name, counter in telemetry.counters.items()},
+        "validity": [*telemetry.validity, *single],
+        "provenance": asdict(engine_provenance()),
+    }
+
+
+def _process_number(path: Path, line: dict[str, Any]) -> int:
+    """Return how many processes of this run and commit measured the case before this one."""
+    if not path.is_file():
+        return 0
+    keys = ("benchmark", "params", "version", "commit")
+    earlier = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    return sum(all(other[key] == line[key] for key in keys) for other in earlier)

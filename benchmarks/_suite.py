@@ -1,0 +1,215 @@
+"""What all suites share: state once a process, samples by asv, one sidecar line at exit.
+
+asv (launch method `spawn`) runs each case of each round in a fresh process::
+
+    setup → [teardown → setup → timer() → time_*() → timer()] for each sample → teardown → exit
+      │         └ `reset` puts the state back                 └ a sample             └ sidecar line
+      └ first call: `build`, warm-up, telemetry window, `facts`
+
+A suite fills in `build` and, where it needs them, `reset`, `facts` and `make_clock`, and declares
+one `time_*` method. It never defines `setup` or `teardown`. The telemetry window is closed before
+the first sample, so nothing but the body runs while asv's clock does.
+"""
+
+import atexit
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from benchmarks._ceilings import Ceilings, measure_ceilings
+from benchmarks._meters import Telemetry, observe
+from benchmarks._regimes import DEVICE, PROFILE
+from benchmarks._sidecar import CaseFacts, CaseRecord, append_record
+
+__all__ = ["CaseFacts", "Clock", "WallClock", "_Suite"]
+
+WARM_UP_S = 0.1
+WARM_UP_RUNS = 2  # the first run compiles, the second one is the first like all others
+
+
+class SuiteError(Exception):
+    """A suite that does not keep the rules of this module."""
+
+
+class Clock(Protocol):
+    """Times one body. `kind` is written to the sidecar as the timer of the samples."""
+
+    kind: str  # "wall" or "cuda_events"
+
+    def start(self) -> None:
+        """Begin a sample; the last thing it does is to read the time or record an event."""
+
+    def stop(self) -> float:
+        """End the sample and return its seconds."""
+
+
+class WallClock:
+    """Wall time of a body that talks to the host; on CUDA the device is idle at both ends."""
+
+    kind = "wall"
+
+    def __init__(self, synchronize: Callable[[], None] | None = None) -> None:
+        self._synchronize = synchronize
+        self._started_s = 0.0
+
+    def start(self) -> None:
+        """Wait for the device, then read the time."""
+        if self._synchronize is not None:
+            self._synchronize()
+        self._started_s = time.perf_counter()
+
+    def stop(self) -> float:
+        """Wait for the device and return the seconds since `start`."""
+        if self._synchronize is not None:
+            self._synchronize()
+        return time.perf_counter() - self._started_s
+
+
+@dataclass(slots=True)
+class _Session:
+    """What the process of one case gathers until it exits."""
+
+    params: tuple[Any, ...]
+    clock: Clock
+    facts: CaseFacts
+    telemetry: Telemetry
+    ceilings: Ceilings
+    started_at: float
+    ended_at: float
+    samples_s: list[float] = field(default_factory=list)
+    sound: bool = True  # False while a sample or a reset is under way: an exit then is a failure
+
+
+class _Suite(ABC):
+    """Base of every suite; asv skips it because its name starts with an underscore."""
+
+    version: ClassVar[str]  # explicit in every suite; bump only when the number changes meaning
+    params: ClassVar[Any]
+    param_names: ClassVar[list[str]]
+
+    number = 1  # asv resolves to 1 with a setup anyway; said here, it also drops asv's own warm-up
+    warmup_time = 0.0  # so asv's samples are exactly the ones in the sidecar
+    rounds = PROFILE.rounds
+    repeat = PROFILE.repeat
+    timeout = 300.0
+
+    def __init_subclass__(cls) -> None:
+        """Refuse a suite without its own version or with more than one timed method."""
+        super().__init_subclass__()
+        if cls.__name__.startswith("_"):
+            return  # shared by several suites, itself none
+        if "version" not in cls.__dict__:
+            raise SuiteError(f"{cls.__name__}.version: expected an explicit version, got none")
+        cls._method = _only_timed_method(cls)
+        cls._benchmark = ".".join([*cls.__module__.split(".")[1:], cls.__name__, cls._method])
+
+    _method: ClassVar[str]
+    _benchmark: ClassVar[str]
+    _session: _Session | None = None
+
+    @abstractmethod
+    def build(self, *params: Any) -> None:
+        """Make the state of a case; called once in a process, never while the clock runs."""
+
+    def reset(self) -> None:  # noqa: B027 - a hook; most cases have nothing to put back
+        """Bring the state back to where every sample starts; called before each run."""
+
+    def facts(self) -> CaseFacts:
+        """Say what the case is made of; called once, after the warm-up, and may run the body."""
+        return CaseFacts()
+
+    def make_clock(self) -> Clock:
+        """Return the clock of the samples; wall time unless the body is one device kernel."""
+        return WallClock(torch.cuda.synchronize if DEVICE == "cuda" else None)
+
+    def setup(self, *params: Any) -> None:
+        """Build on the first call of the process, reset on all; asv calls it for each sample."""
+        if self._session is None or self._session.params != params:
+            self._open(params)
+        session = self._opened
+        session.sound = False
+        self.reset()
+        session.sound = True
+
+    def timer(self) -> float:
+        """The clock asv reads in pairs: 0.0 before the body, the body's seconds after it."""
+        session = self._opened
+        if session.sound:
+            session.sound = False
+            session.clock.start()
+            return 0.0
+        seconds = session.clock.stop()
+        session.samples_s.append(seconds)
+        session.ended_at = time.time()
+        session.sound = True
+        return seconds
+
+    @property
+    def _opened(self) -> _Session:
+        if self._session is None:
+            raise SuiteError(f"{self._benchmark}: expected setup before the timer, got none")
+        return self._session
+
+    def _open(self, params: tuple[Any, ...]) -> None:
+        """Build the case, warm it up, watch it through a telemetry window, ask for its facts."""
+        if DEVICE == "cpu":
+            torch.set_num_threads(1)  # a case must not depend on how many cores are idle
+        self.build(*params)
+        body = partial(getattr(self, self._method), *params)
+        _warm_up(self.reset, body)
+        started_at = time.time()
+        telemetry = observe(self.reset, body, device=DEVICE, window_s=PROFILE.window_s)
+        self.reset()
+        facts = self.facts()
+        self._session = _Session(
+            params=params,
+            clock=self.make_clock(),
+            facts=facts,
+            telemetry=telemetry,
+            ceilings=measure_ceilings(),
+            started_at=started_at,
+            ended_at=time.time(),
+        )
+        atexit.register(self._write, self._session)
+
+    def _write(self, session: _Session) -> None:
+        """Append the sidecar line of a case whose every sample ended; asv spawns, so we exit."""
+        if not session.sound or not session.samples_s:
+            return
+        append_record(
+            CaseRecord(
+                benchmark=self._benchmark,
+                params=tuple(repr(value) for value in session.params),
+                version=self.version,
+                timer=session.clock.kind,
+                samples_s=tuple(session.samples_s),
+                started_at=session.started_at,
+                ended_at=session.ended_at,
+                facts=session.facts,
+                telemetry=session.telemetry,
+                ceilings=session.ceilings,
+            )
+        )
+
+
+def _warm_up(reset: Callable[[], None], body: Callable[[], object]) -> None:
+    """Run the body until it compiled what it compiles and caches hold what they hold."""
+    end_s = time.perf_counter() + WARM_UP_S
+    runs = 0
+    while runs < WARM_UP_RUNS or time.perf_counter() < end_s:
+        reset()
+        body()
+        runs += 1
+
+
+def _only_timed_method(cls: type) -> str:
+    """Return the name of the one `time_*` method; the sidecar knows a case by its class."""
+    methods = [name for name in dir(cls) if name.startswith("time_")]
+    if len(methods) != 1:
+        raise SuiteError(f"{cls.__name__}: expected one time_* method, got {methods}")
+    return methods[0]
