@@ -1,0 +1,40 @@
+"""What can go wrong between a result file and a page.
+
+    DbError
+    ├── DatabaseUrlError      the URL cannot be read or names an unknown kind of database
+    ├── MissingDatabaseError  no database answers there
+    ├── SchemaError           it answers, but its tables are not this version's
+    ├── IngestError           a file cannot be read; nothing of the call was written
+    ├── UnknownCommitError    no stored commit, or more than one, goes by that name
+    └── UnknownSeriesError    no stored series has that id
+
+No message ever carries a password.
+"""
+
+
+class DbError(Exception):
+    """Root of everything `db` raises on purpose."""
+
+
+class DatabaseUrlError(DbError):
+    """The database URL cannot be read or its kind is not supported."""
+
+
+class MissingDatabaseError(DbError):
+    """No database answers at the URL."""
+
+
+class SchemaError(DbError):
+    """The database answers, but its tables are not those of this version."""
+
+
+class IngestError(DbError):
+    """A file cannot be read as what it claims to be; nothing of the call was written."""
+
+
+class UnknownCommitError(DbError):
+    """No stored commit, or more than one, goes by the given name."""
+
+
+class UnknownSeriesError(DbError):
+    """No stored series has the given id."""

@@ -1,0 +1,228 @@
+"""How a database is opened, brought up to date and checked; nothing knows what it holds.
+
+SQLite is put into WAL mode with foreign keys on, and begins its transactions itself, so that a
+writer takes the write lock at once instead of failing half-way. PostgreSQL is reached through
+psycopg 3. Alembic is configured here in code; there is no alembic.ini.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from db.errors import DatabaseUrlError, MissingDatabaseError, SchemaError
+from db.models import Commit
+
+BUSY_TIMEOUT_MS = 30_000
+DRIVERS = {
+    "sqlite": "sqlite",
+    "postgres": "postgresql+psycopg",
+    "postgresql": "postgresql+psycopg",
+    "postgresql+psycopg": "postgresql+psycopg",
+}
+
+
+def open_database(url: str, *, must_exist: bool) -> Engine:
+    """Give back an engine on a database whose tables are this version's.
+
+    Parameters
+    ----------
+    url : `sqlite:///FILE` or `postgresql://…`
+    must_exist : False creates the file and the tables of an empty database
+
+    Raises
+    ------
+    DatabaseUrlError
+        The URL cannot be read, or names another kind of database.
+    MissingDatabaseError
+        Nothing answers there, or (`must_exist`) it has no tables.
+    SchemaError
+        Its tables are of another version; `upgrade` brings them up to date.
+    """
+    engine = _connectable(url, must_exist=must_exist)
+    try:
+        _bring_to_head(engine, create=not must_exist)
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def upgrade(url: str) -> None:
+    """Create the tables or bring them to the newest revision."""
+    engine = _connectable(url, must_exist=False)
+    try:
+        _revisions(engine)
+        _migrate(engine, "head")
+    finally:
+        engine.dispose()
+
+
+def downgrade(url: str, revision: str) -> None:
+    """Take the tables back to a revision; `base` leaves none."""
+    engine = _connectable(url, must_exist=True)
+    try:
+        _migrate(engine, revision, down=True)
+    finally:
+        engine.dispose()
+
+
+def check(url: str) -> None:
+    """Compare the tables with the models.
+
+    Raises
+    ------
+    SchemaError
+        They differ; the message names the first difference.
+    """
+    engine = open_database(url, must_exist=True)
+    try:
+        with engine.connect() as connection:
+            context = MigrationContext.configure(connection, opts={"compare_type": True})
+            differences = compare_metadata(context, Commit.metadata)
+    finally:
+        engine.dispose()
+    if differences:
+        raise SchemaError(
+            f"schema: expected the models' tables, got {len(differences)} differences "
+            f"(first: {differences[0]})"
+        )
+
+
+@contextmanager
+def writing(engine: Engine) -> Iterator[Connection]:
+    """One transaction that holds the write lock from its start; an error leaves nothing of it."""
+    writer = engine.execution_options(ddtree_begin="IMMEDIATE")
+    with writer.begin() as connection:
+        if connection.dialect.name == "postgresql":
+            # SQLite has one writer at a time; the same here, so that both behave alike.
+            connection.execute(text("LOCK TABLE commits IN SHARE ROW EXCLUSIVE MODE"))
+        yield connection
+
+
+def _connectable(url: str, *, must_exist: bool) -> Engine:
+    """Check the URL and give back an engine; SQLite's file must exist where it is asked to."""
+    parsed = _parse(url)
+    if parsed.get_backend_name() == "sqlite":
+        file = Path(parsed.database or "")
+        if must_exist and not file.is_file():
+            raise MissingDatabaseError(
+                f"database: expected a SQLite file at {file}, found none "
+                "(ddtree-bench db upgrade makes it)"
+            )
+        if not file.parent.is_dir():
+            raise MissingDatabaseError(f"database: expected a folder {file.parent}, found none")
+    engine = create_engine(parsed)
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", _on_sqlite_connect)
+        event.listen(engine, "begin", _on_sqlite_begin)
+    return engine
+
+
+def _parse(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        # The text itself may carry a password, so it is not repeated.
+        raise DatabaseUrlError(
+            "database URL: expected sqlite:///FILE or postgresql://…, got text without that form"
+        ) from None
+    driver = DRIVERS.get(parsed.drivername)
+    if driver is None:
+        raise DatabaseUrlError(
+            f"database URL: expected one of {', '.join(sorted(DRIVERS))}, got {parsed.drivername}"
+        )
+    if driver == "sqlite" and parsed.database in {None, "", ":memory:"}:
+        raise DatabaseUrlError("database URL: expected sqlite:///FILE, got no file")
+    return parsed.set(drivername=driver)
+
+
+def _bring_to_head(engine: Engine, *, create: bool) -> None:
+    """Refuse tables of another revision; make them where there are none and `create` says so."""
+    current, head = _revisions(engine)
+    if current is None and not create:
+        raise MissingDatabaseError(
+            f"database: expected tables at {_shown(engine.url)}, found none "
+            "(ddtree-bench db upgrade makes them)"
+        )
+    if current is None:
+        _migrate(engine, "head")
+    elif current != head:
+        raise SchemaError(
+            f"schema: expected revision {head}, got {current} at {_shown(engine.url)} "
+            "(ddtree-bench db upgrade brings it up to date)"
+        )
+
+
+def _shown(url: URL) -> str:
+    return url.render_as_string(hide_password=True)
+
+
+def _revisions(engine: Engine) -> tuple[str | None, str | None]:
+    """Read the revision of the tables and the newest one there is."""
+    head = ScriptDirectory.from_config(_config()).get_current_head()
+    try:
+        with engine.connect() as connection:
+            return MigrationContext.configure(connection).get_current_revision(), head
+    except DBAPIError as error:
+        reason = str(error.orig).strip().splitlines()[0]
+        if "not a database" in reason:
+            raise SchemaError(
+                f"database: expected a SQLite file at {_shown(engine.url)}, got another kind"
+            ) from None
+        raise MissingDatabaseError(
+            f"database: expected one at {_shown(engine.url)}, none answers ({reason})"
+        ) from None
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def _migrate(engine: Engine, revision: str, *, down: bool = False) -> None:
+    """Run the migrations in one transaction on a connection handed to them."""
+    config = _config()
+    with engine.connect() as connection:
+        # Copying a table in batch mode drops the old one, which must not cascade.
+        _set_foreign_keys(connection, "OFF")
+        config.attributes["connection"] = connection
+        (command.downgrade if down else command.upgrade)(config, revision)
+        connection.commit()
+        _set_foreign_keys(connection, "ON")
+
+
+def _set_foreign_keys(connection: Connection, state: str) -> None:
+    """Switch SQLite's foreign keys outside of a transaction, where alone it has an effect."""
+    driver = connection.connection.driver_connection
+    if connection.dialect.name == "sqlite" and driver is not None:
+        driver.execute(f"PRAGMA foreign_keys = {state}").close()
+
+
+def _on_sqlite_connect(connection: object, record: ConnectionPoolEntry) -> None:
+    del record
+    # The driver's own transactions begin late and not around DDL; _on_sqlite_begin does it.
+    connection.isolation_level = None  # type: ignore[attr-defined]
+    for pragma in (
+        f"busy_timeout = {BUSY_TIMEOUT_MS}",
+        "journal_mode = WAL",
+        "synchronous = NORMAL",
+        "foreign_keys = ON",
+        "cache_size = -65536",
+    ):
+        connection.execute(f"PRAGMA {pragma}").close()  # type: ignore[attr-defined]
+
+
+def _on_sqlite_begin(connection: Connection) -> None:
+    mode = connection.get_execution_options().get("ddtree_begin", "DEFERRED")
+    connection.exec_driver_sql(f"BEGIN {mode}")
