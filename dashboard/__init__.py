@@ -1,0 +1,1 @@
+"""Every face of the service: the browser, the pull request and the terminal."""

@@ -1,0 +1,137 @@
+"""Charts of a diagnosis: times against floors, and counters beside what they claim to say.
+
+All numbers come with the frames; the only decisions here are axes, marks and words.
+"""
+
+from typing import Final
+
+import altair as alt
+import pandas as pd
+
+from dashboard.theme import BLUE, GREEN, GREY, SERIES_COLOURS, VERMILION
+
+_HEIGHT_PX: Final = 380
+_CONTEXT_TITLE: Final = "committed context (tokens)"
+_TIME_TITLE: Final = "time (ms) · lower is better"
+_MISLEADS: Final = "misleads"
+# Thousands are told in powers of two, as contexts are chosen.
+_TOKENS_EXPR: Final = "datum.value >= 1024 ? format(datum.value / 1024, '.4~g') + 'k' : datum.value"
+
+
+def times_over_context(cases: pd.DataFrame, *, floor_name: str) -> alt.LayerChart:
+    """Draw measured times above their floors on two log axes.
+
+    Columns: context_tokens, time_ms, floor_ms (NaN where unknown), ratio_text, n, series.
+    """
+    x, time = (
+        _context_x(cases),
+        alt.Y("time_ms:Q", title=_TIME_TITLE, scale=_log(), axis=_decades()),
+    )
+    names = list(dict.fromkeys(cases["series"]))
+    colour = alt.Color(
+        "series:N",
+        title=None,
+        scale=alt.Scale(domain=names, range=list(SERIES_COLOURS)),
+        legend=alt.Legend(orient="top", labelLimit=520),
+    )
+    shape = alt.Shape("series:N", title=None, scale=alt.Scale(domain=names))
+    base = alt.Chart(cases).encode(x=x)
+    measured = base.encode(y=time, color=colour)
+    gap = base.mark_rule(color=GREY, opacity=0.5).encode(y="time_ms:Q", y2="floor_ms:Q")
+    path = measured.mark_line(strokeWidth=1.5, opacity=0.6)
+    dots = measured.mark_point(filled=True, size=90, opacity=1).encode(
+        shape=shape, tooltip=_case_tooltips(floor_name)
+    )
+    ratio = measured.encode(text="ratio_text:N")
+    is_first = alt.datum.series == names[0]
+    layers = [
+        gap,
+        *_floor_layers(cases, floor_name),
+        path,
+        dots,
+        ratio.transform_filter(is_first).mark_text(dy=-14, fontWeight="bold"),
+        ratio.transform_filter(f"!({is_first!r})").mark_text(dy=16, fontWeight="bold"),
+    ]
+    return alt.LayerChart(layer=layers).properties(height=_HEIGHT_PX)
+
+
+def counters(readings: pd.DataFrame) -> alt.LayerChart:
+    """Draw each counter as a share of what it could read, with what it does say.
+
+    Columns: counter, share_pct, text (the reading), meaning, role ("misleads" or "evidence").
+    """
+    order = readings["counter"].tolist()
+    y = alt.Y("counter:N", sort=order, title=None, axis=alt.Axis(labelLimit=240, ticks=False))
+    x = alt.X(
+        "share_pct:Q",
+        title="share of the most it could read (%)",
+        scale=alt.Scale(domain=[0, 100]),
+        axis=alt.Axis(grid=True, tickCount=5),
+    )
+    colour = alt.Color(
+        "role:N",
+        title=None,
+        scale=alt.Scale(domain=[_MISLEADS, "evidence"], range=[VERMILION, BLUE]),
+        legend=None,
+    )
+    base = alt.Chart(readings).encode(y=y)
+    track = base.mark_bar(color=GREY, opacity=0.15, height=22).encode(
+        x=alt.value(0), x2=alt.value(alt.ExprRef("width"))
+    )
+    bar = base.mark_bar(height=22).encode(
+        x=x, color=colour, tooltip=["counter:N", "text:N", "meaning:N"]
+    )
+    # Text stands inside a long bar and beside a short one.
+    inside = alt.datum.share_pct > 50
+    long = base.transform_filter(inside).mark_text(
+        align="right", dx=-8, color="white", fontWeight="bold"
+    )
+    short = base.transform_filter(f"!({inside!r})").mark_text(
+        align="left", dx=8, color=GREY, fontWeight="bold"
+    )
+    texts = [mark.encode(x=x, text="text:N") for mark in (long, short)]
+    return alt.LayerChart(layer=[track, bar, *texts]).properties(height=46 * max(len(order), 1))
+
+
+def _floor_layers(cases: pd.DataFrame, floor_name: str) -> list[alt.Chart]:
+    known = cases.dropna(subset=["floor_ms"]).drop_duplicates(["context_tokens", "floor_ms"])
+    if known.empty:
+        return []
+    base = alt.Chart(known).encode(x="context_tokens:Q", y=alt.Y("floor_ms:Q", scale=_log()))
+    first = alt.Chart(known.nsmallest(1, "context_tokens")).encode(
+        x="context_tokens:Q", y="floor_ms:Q", text=alt.value(floor_name)
+    )
+    return [
+        base.mark_line(color=GREEN, strokeDash=[7, 4], strokeWidth=2),
+        base.mark_tick(color=GREEN, thickness=2, width=14),
+        first.mark_text(color=GREEN, align="left", dx=10, dy=12, fontWeight="bold"),
+    ]
+
+
+def _log() -> alt.Scale:
+    return alt.Scale(type="log", nice=False, padding=18)
+
+
+def _decades() -> alt.Axis:
+    return alt.Axis(values=[10.0**power for power in range(-6, 7)], format=",.4~g")
+
+
+def _context_x(cases: pd.DataFrame) -> alt.X:
+    axis = alt.Axis(
+        values=sorted({int(tokens) for tokens in cases["context_tokens"]}),
+        labelExpr=_TOKENS_EXPR,
+        labelOverlap="greedy",
+        grid=False,
+    )
+    return alt.X("context_tokens:Q", title=_CONTEXT_TITLE, scale=_log(), axis=axis)
+
+
+def _case_tooltips(floor_name: str) -> list[alt.Tooltip]:
+    return [
+        alt.Tooltip("series:N", title="series"),
+        alt.Tooltip("context_tokens:Q", title="context (tokens)", format=",d"),
+        alt.Tooltip("time_ms:Q", title="time (ms)", format=",.4~g"),
+        alt.Tooltip("floor_ms:Q", title=f"{floor_name} (ms)", format=",.4~g"),
+        alt.Tooltip("ratio_text:N", title="above the floor"),
+        alt.Tooltip("n:Q", title="samples"),
+    ]
