@@ -76,7 +76,7 @@ class DraftTree:
     @property
     def expected_commit_length(self) -> float:
         """One plus the sum of all path probabilities: the mean the drafter itself believes in."""
-        return sum(math.exp(value) for value in self.path_log_probs.tolist())
+        return 1.0 + sum(math.exp(value) for value in self.path_log_probs[1:].tolist())
 
     def ancestor_bits(self) -> Tensor:
         """Return the ancestor mask in words.
