@@ -1,0 +1,319 @@
+"""The pull-request comment: golden texts, hostile names, and GitHub's limit."""
+
+import dataclasses
+import html
+import re
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dashboard import markdown, pr_comment
+from dashboard.pr_comment import LIMIT_BYTES, MARKER, CommentContext, render, verdict_line
+from db.compare import CaseComparison, CaseKey, Comparison, Verdict
+
+BASE = "b" * 40
+HEAD = "a" * 40
+CONTEXT = CommentContext(BASE, HEAD)
+KEY = CaseKey("step.Step.time_step", "1", "context=1024, page_size=16", "time", "bw-1", "py3.12")
+REGRESSION = CaseComparison(
+    key=KEY,
+    unit="seconds",
+    direction="lower",
+    verdict=Verdict.REGRESSION,
+    base_value=8e-3,
+    head_value=9e-3,
+    relative_change=0.125,
+    interval_low=0.11,
+    interval_high=0.14,
+    noise_rel=0.008,
+    n_base=30,
+    n_head=32,
+    p_value=1e-4,
+    q_value=1e-3,
+    needed_processes=None,
+    environment_differs=False,
+    reason="the whole interval lies above the relevance",
+)
+UNMEASURED = {
+    "base_value": None,
+    "head_value": None,
+    "relative_change": None,
+    "interval_low": None,
+    "interval_high": None,
+    "noise_rel": None,
+}
+
+
+def case(verdict, **changes):
+    """A case with that verdict; `benchmark` and `params` change its key."""
+    key = {
+        name: changes.pop(name) for name in ("benchmark", "params", "machine") if name in changes
+    }
+    changed = dataclasses.replace(KEY, **key)
+    return dataclasses.replace(REGRESSION, key=changed, verdict=verdict, **changes)
+
+
+def comparison(*cases, verdict=None):
+    counts = Counter(item.verdict for item in cases)
+    return Comparison(cases, {item: counts[item] for item in Verdict}, verdict or cases[0].verdict)
+
+
+def text_between(text, start, end):
+    return text.split(start, 1)[1].split(end, 1)[0]
+
+
+def test_regression_with_everything_beside_it_reads_like_this():
+    failed = case(
+        Verdict.FAILED,
+        benchmark="moe.Moe.time_moe",
+        params="",
+        reason="no value at head",
+        **UNMEASURED,
+    )
+    throughput = case(
+        Verdict.IMPROVEMENT,
+        benchmark="step.Step.track_rate",
+        unit="tokens/s",
+        direction="higher",
+        base_value=100.0,
+        head_value=131.25,
+        relative_change=0.3125,
+        interval_low=0.25,
+        interval_high=2.5,
+    )
+    wide = case(
+        Verdict.INCONCLUSIVE,
+        environment_differs=True,
+        noise_rel=None,
+        interval_low=-0.02,
+        reason="expected 6 processes a side, got 2",
+    )
+    new = case(Verdict.NEW, benchmark="tree.Tree.time_build", reason="only at head")
+
+    text = render(comparison(REGRESSION, failed, throughput, wide, new), CONTEXT)
+
+    assert (
+        text
+        == f"""\
+**Regressed: 1 regression, 1 improvement, 1 inconclusive, 1 failed, 1 new of 5 cases** (`bbbbbbbbbb` → `aaaaaaaaaa`)
+
+Screened, not confirmed: one pass over all cases, at a false-discovery rate of 5 %. Only a fresh, interleaved re-run confirms.
+
+> [!WARNING]
+> The runner environment (GPU, driver, clocks) differs between base and head in 1 of 5 cases, marked †: a difference there may belong to the runner and not to the commit.
+
+**1 regression**
+
+| case | base → head | change | interval | noise | n |
+| --- | ---: | ---: | ---: | ---: | ---: |
+| `step.Step.time_step(context=1024, page_size=16)` | 8 ms → 9 ms | +12.5 % | +11.0 % … +14.0 % | ±0.8 % | 30 / 32 |
+
+**1 failed**
+
+| case | why |
+| --- | --- |
+| `moe.Moe.time_moe` | no value at head |
+
+<details><summary>1 improvement</summary>
+
+| case | base → head | change | interval | noise | n |
+| --- | ---: | ---: | ---: | ---: | ---: |
+| `step.Step.track_rate(context=1024, page_size=16)` | 100 tokens/s → 131.2 tokens/s | +31.2 % (higher is better) | +25.0 % … 3.5\N{MULTIPLICATION SIGN} | ±0.8 % | 30 / 32 |
+
+</details>
+
+<details><summary>1 inconclusive</summary>
+
+| case | base → head | change | interval | noise | n | what would decide it |
+| --- | ---: | ---: | ---: | ---: | ---: | --- |
+| `step.Step.time_step(context=1024, page_size=16)` | 8 ms → 9 ms | +12.5 % † | \N{MINUS SIGN}2.0 % … +14.0 % | \N{EN DASH} | 30 / 32 | expected 6 processes a side, got 2 |
+
+</details>
+
+<details><summary>1 new</summary>
+
+| case | why |
+| --- | --- |
+| `tree.Tree.time_build(context=1024, page_size=16)` | only at head |
+
+</details>
+
+<details><summary>How to measure again, and how to read this</summary>
+
+```sh
+ddtree-bench run --profile full --commits '{BASE}^!'
+ddtree-bench run --profile full --commits '{HEAD}^!'
+ddtree-bench compare {BASE} {HEAD}
+```
+
+A change counts from 3 % on; intervals are at 95 %; noise is what the series shows without a cause; n is the number of samples at base and at head.
+
+</details>
+
+<!-- ddtree-bench:suite -->"""
+    )
+
+
+def test_quiet_pull_request_opens_no_table():
+    steady = case(Verdict.NO_CHANGE, confirmed=True)
+
+    text = render(comparison(steady, steady), CONTEXT)
+
+    assert text.startswith("**No change: 2 no change of 2 cases** (")
+    assert "Screened" not in text
+    assert "WARNING" not in text
+    assert text.index("<details>") < text.index("| case |")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "line"),
+    [
+        (Verdict.REGRESSION, "Regressed: 1 regression of 1 case"),
+        (Verdict.IMPROVEMENT, "Improved: 1 improvement of 1 case"),
+        (Verdict.NO_CHANGE, "No change: 1 no change of 1 case"),
+        (Verdict.INCONCLUSIVE, "Inconclusive: 1 inconclusive of 1 case"),
+        (Verdict.FAILED, "Failed: 1 failed of 1 case"),
+        (Verdict.NOT_ENOUGH_HISTORY, "Nothing to compare: 1 not enough history of 1 case"),
+        (Verdict.NEW, "Nothing to compare: 1 new of 1 case"),
+    ],
+)
+def test_each_verdict_has_its_line(verdict, line):
+    assert verdict_line(comparison(case(verdict))) == line
+
+
+def test_comparison_without_cases_says_so():
+    empty = Comparison((), dict.fromkeys(Verdict, 0), Verdict.NOT_ENOUGH_HISTORY)
+
+    assert render(empty, CONTEXT).startswith("**Nothing to compare: no cases**")
+
+
+def test_every_verdict_is_shown_somewhere():
+    cases = [case(verdict, benchmark=f"b.{verdict.name}") for verdict in Verdict]
+
+    text = render(comparison(*cases), CONTEXT)
+
+    assert all(f"b.{verdict.name}" in html.unescape(text) for verdict in Verdict)
+
+
+def test_machine_is_a_column_only_where_there_are_several():
+    other = case(Verdict.REGRESSION, machine="h200")
+
+    assert "machine |" not in render(comparison(REGRESSION), CONTEXT)
+    assert "| `h200` |" in render(comparison(REGRESSION, other), CONTEXT)
+
+
+def test_open_table_is_short_and_its_rest_is_folded():
+    cases = [case(Verdict.REGRESSION, benchmark=f"b{number:02}") for number in range(40)]
+
+    text = render(comparison(*cases), CONTEXT)
+
+    opened, folded = text.split("<details><summary>25 further regressions</summary>")
+    assert opened.count("\n| `b") == pr_comment.OPEN_ROWS
+    assert folded.count("\n| `b") == 25
+
+
+def test_value_of_zero_at_base_is_written_with_its_unit():
+    zero = case(
+        Verdict.REGRESSION, base_value=0.0, head_value=2.0, unit="bytes", relative_change=None
+    )
+
+    assert "| 0 B → 2 B | \N{EN DASH} |" in render(comparison(zero), CONTEXT)
+
+
+HOSTILE = [
+    "a|b",
+    "back`tick",
+    "```\n# title",
+    "@octocat",
+    "#1234",
+    "<img src=x onerror=alert(1)>",
+    "<!-- ddtree-bench:suite -->",
+    "</details>",
+    "[link](http://evil.example)",
+    "![x](http://evil.example/x.png)",
+    "http://evil.example",
+    "www.evil.example",
+    "mail@evil.example",
+    "line\nbreak\r\n| --- |",
+    "back\\|slash",
+    "*bold* _it_ ~~no~~",
+    "&lt;b&gt;",
+    "\u202eright to left",
+    "\x00\x07",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("field", ["benchmark", "params", "machine", "unit", "reason"])
+def test_hostile_text_stays_one_cell_without_markup(text, field):
+    plain, hostile = "plain", text
+    other = case(Verdict.INCONCLUSIVE, machine="second")
+
+    expected = render(comparison(case(Verdict.INCONCLUSIVE, **{field: plain}), other), CONTEXT)
+    got = render(comparison(case(Verdict.INCONCLUSIVE, **{field: hostile}), other), CONTEXT)
+
+    assert got.count("\n") == expected.count("\n")
+    assert got.count("|") == expected.count("|")
+    assert got.count(MARKER) == 1
+    assert got.count("<details>") == got.count("</details>") == 1
+    outside_code = re.sub(r"```sh\n.*?\n```|`[^`\n]*`", "", got, flags=re.DOTALL)
+    assert "`" not in outside_code
+    assert not re.search(r"<(?!/?(details|summary|code)>|!-- ddtree)", outside_code)
+    assert not re.search(r"://|www\.|\]\(|[*~]{2}no", outside_code)
+    assert not re.search(r"@\w|#\w", html.unescape(outside_code))
+
+
+@given(st.text(max_size=300))
+@settings(max_examples=300, deadline=None)
+def test_any_name_is_code_that_nothing_can_leave(text):
+    shown = markdown.code(text)
+
+    if shown.startswith("`"):
+        assert re.fullmatch(r"`[^`|\\<>&@\n\r]+`", shown)
+    elif shown != markdown.MISSING:
+        inner = shown.removeprefix("<code>").removesuffix("</code>")
+        assert re.fullmatch(r"(?:[^`|\\<>@&\n\r]|&#\d+;)+", inner)
+
+
+@given(st.text(max_size=300))
+@settings(max_examples=300, deadline=None)
+def test_escaped_text_reads_the_same_once_parsed(text):
+    shown = html.unescape(markdown.escape(text)).replace("\u200b", "")
+
+    assert shown == markdown.one_line(text).replace("\u200b", "")
+
+
+def test_longest_comment_stays_under_the_limit_and_counts_what_is_left_out():
+    name = "@|`<&" * 100
+    cases = [
+        case(verdict, benchmark=f"{name[:200]}{number}", reason=name)
+        for verdict in Verdict
+        for number in range(300)
+    ]
+
+    text = render(comparison(*cases), CONTEXT)
+
+    assert LIMIT_BYTES * 0.9 < len(text.encode()) <= LIMIT_BYTES
+    note = text_between(text, "Left out, for GitHub's limit on a comment: ", ".\n")
+    shown = len(re.findall(r"^\| <code>", text, flags=re.MULTILINE))
+    assert shown + sum(map(int, re.findall(r"\d+", note))) == len(cases)
+    assert text.endswith(MARKER)
+    assert text.count("<details>") == text.count("</details>")
+
+
+def test_many_quiet_cases_cost_the_regression_nothing():
+    steady = [case(Verdict.NO_CHANGE, benchmark=f"quiet{number}") for number in range(2000)]
+
+    text = render(comparison(REGRESSION, *steady), CONTEXT)
+
+    assert len(text.encode()) <= LIMIT_BYTES
+    assert text.index("time_step") < text.index("quiet0")
+    assert re.search(r"Left out, for GitHub's limit on a comment: \d+ no change\.", text)
+
+
+def test_same_comparison_gives_the_same_text():
+    cases = comparison(REGRESSION, case(Verdict.NEW))
+
+    assert render(cases, CONTEXT) == render(cases, CONTEXT)
