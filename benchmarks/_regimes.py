@@ -52,6 +52,7 @@ class TreeAxes:
     build_budgets: list[int]
     accept_budgets: list[int]
     compact_budgets: list[int]
+    page_sizes: list[int]
 
 
 def profile_named(name: str) -> Profile:
@@ -85,8 +86,8 @@ def step_axes(profile: Profile, device: str) -> StepAxes:
 def tree_axes(profile: Profile) -> TreeAxes:
     """Return the node budgets of the tree suites; they do not depend on the device."""
     if profile.name == "full":
-        return TreeAxes([8, 16, 64, 256, 512], [16, 64, 512], [16, 64, 512])
-    return TreeAxes([16, 64], [64], [64])
+        return TreeAxes([8, 16, 64, 256, 512], [16, 64, 512], [16, 64, 512], [1, 16, 64])
+    return TreeAxes([16, 64], [64], [64], [16])
 
 
 PROFILE: Final = profile_named(os.environ.get(PROFILE_VARIABLE, "quick"))

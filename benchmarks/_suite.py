@@ -113,8 +113,11 @@ class _Suite(ABC):
     _session: _Session | None = None
 
     @abstractmethod
-    def build(self, *params: Any) -> None:
-        """Make the state of a case; called once in a process, never while the clock runs."""
+    def build(self, *params: Any, **named: Any) -> None:
+        """Make the state of a case; called once in a process, never while the clock runs.
+
+        A suite names its own parameters; asv passes them by position.
+        """
 
     def reset(self) -> None:  # noqa: B027 - a hook; most cases have nothing to put back
         """Bring the state back to where every sample starts; called before each run."""
