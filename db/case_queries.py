@@ -1,0 +1,199 @@
+"""The results of one commit as the records a comparison takes."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+
+from db.cases import CaseKey, CaseResult
+from db.errors import UnknownCommitError
+from db.frames import AnySelect
+from db.labels import environment_label
+from db.models import (
+    Benchmark,
+    Commit,
+    Machine,
+    Metric,
+    Result,
+    Run,
+    Runner,
+    RunnerEnvironment,
+    Sample,
+    Series,
+    Variant,
+    Window,
+)
+
+# A series' noise is learned from the results nearest before a commit, at most this many commits.
+NOISE_COMMITS = 31
+NOISE_LEAST_RESULTS = 6
+MAD_TO_SIGMA = 1.4826  # median absolute deviation of a normal distribution to its deviation
+
+
+def case_results(
+    session: Session, commit: str, machine: str | None = None, *, include_dirty: bool = False
+) -> list[CaseResult]:
+    """Give the newest result of every case of a commit.
+
+    Where windows are joined and the case is a time in seconds, `samples` are the medians of its
+    processes; else they are the recorded samples.
+
+    Parameters
+    ----------
+    commit : full hash, as `resolve_commit` gives it
+
+    Raises
+    ------
+    UnknownCommitError
+        No commit with that hash is stored.
+    """
+    stored = session.scalar(select(Commit).where(Commit.sha == commit))
+    if stored is None:
+        raise UnknownCommitError(f"commit: expected a stored hash, got {commit!r}")
+    query = _case_rows(stored, machine, include_dirty=include_dirty)
+    newest = {row.Result.series_id: row for row in session.execute(query)}
+    rows = list(newest.values())
+    ids = [row.Result.id for row in rows]
+    samples = _samples(session, ids)
+    processes = _process_medians(session, ids)
+    noise = _noise(session, stored, {row.Result.series_id for row in rows})
+    return [_case(row, samples, processes, noise) for row in rows]
+
+
+def _case_rows(commit: Commit, machine: str | None, *, include_dirty: bool) -> AnySelect:
+    """Select a commit's results with their series' names, the newest of a series last."""
+    query = (
+        select(
+            Result,
+            Series.params,
+            Benchmark.name.label("benchmark"),
+            Benchmark.version,
+            Metric,
+            Machine.name.label("machine"),
+            Variant.label.label("variant"),
+            RunnerEnvironment,
+            Runner,
+        )
+        .join(Series, Series.id == Result.series_id)
+        .join(Benchmark, Benchmark.id == Series.benchmark_id)
+        .join(Metric, Metric.id == Series.metric_id)
+        .join(Machine, Machine.id == Series.machine_id)
+        .join(Variant, Variant.id == Series.variant_id)
+        .outerjoin(RunnerEnvironment, RunnerEnvironment.id == Result.runner_environment_id)
+        .outerjoin(Runner, Runner.id == RunnerEnvironment.runner_id)
+        .where(Result.commit_id == commit.id)
+        .order_by(Benchmark.name, Result.series_id, Result.started_at_ms, Result.id)
+    )
+    if machine is not None:
+        query = query.where(Machine.name == machine)
+    return query if include_dirty else query.where(Result.dirty.is_(False))
+
+
+def _case(
+    row: Any,  # noqa: ANN401 - a row of _case_rows
+    samples: Mapping[int, Sequence[float]],
+    processes: Mapping[int, Sequence[float]],
+    noise: Mapping[int, float],
+) -> CaseResult:
+    result, metric = row.Result, row.Metric
+    recorded = tuple(samples.get(result.id, ()))
+    medians = tuple(processes.get(result.id, ())) if metric.unit == "seconds" else ()
+    known = len(recorded) or (0 if result.value is None else 1)
+    return CaseResult(
+        key=CaseKey(row.benchmark, row.version, row.params, metric.name, row.machine, row.variant),
+        unit=metric.unit,
+        direction=metric.direction.value,
+        status=result.status.value,
+        value=result.value,
+        samples=medians or recorded,
+        n=known if result.n is None else result.n,
+        ci_low=result.ci_low,
+        ci_high=result.ci_high,
+        environment=(
+            None if row.Runner is None else environment_label(row.Runner, row.RunnerEnvironment)
+        ),
+        noise_rel=noise.get(result.series_id),
+        num_processes=len(medians) or None,
+    )
+
+
+def _samples(session: Session, result_ids: Sequence[int]) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = defaultdict(list)
+    for chunk in chunks(result_ids):
+        query = (
+            select(Sample.result_id, Sample.value)
+            .where(Sample.result_id.in_(chunk))
+            .order_by(Sample.result_id, Sample.position)
+        )
+        for result_id, value in session.execute(query):
+            found[result_id].append(value)
+    return found
+
+
+def _process_medians(session: Session, result_ids: Sequence[int]) -> dict[int, list[float]]:
+    """Give one median for every process that has windows of a result, in order of their start."""
+    found: dict[int, dict[tuple[str, int], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for chunk in chunks(result_ids):
+        query = (
+            select(Window.result_id, Window.invocation, Window.pid, Window.median_s)
+            .where(Window.result_id.in_(chunk))
+            .order_by(Window.started_at_s)
+        )
+        for result_id, invocation, pid, median_s in session.execute(query):
+            if result_id is not None:
+                found[result_id][invocation, pid].append(median_s)
+    return {
+        result_id: [statistics.median(medians) for medians in processes.values()]
+        for result_id, processes in found.items()
+    }
+
+
+def _noise(session: Session, commit: Commit, series_ids: set[int]) -> dict[int, float]:
+    """Learn from neighbouring commits how far a series strays without cause.
+
+    Successive relative differences do not see levels, and their median does not see steps.
+    """
+    near = select(Commit.id).join(Run, Run.commit_id == Commit.id).distinct()
+    if commit.position is None:
+        near = near.where(Commit.committed_at <= commit.committed_at)
+    else:
+        near = near.where(
+            Commit.order_basis == commit.order_basis, Commit.position <= commit.position
+        )
+    rank = Commit.committed_at if commit.position is None else Commit.position
+    newest = near.add_columns(rank).order_by(rank.desc()).limit(NOISE_COMMITS)
+    ids = [commit_id for commit_id, _ in session.execute(newest)]
+    query = (
+        select(Result.series_id, Result.value)
+        .join(Commit, Commit.id == Result.commit_id)
+        .where(
+            Result.commit_id.in_(ids),
+            Result.dirty.is_(False),
+            Result.status == "ok",
+            or_(Result.value < 0, Result.value > 0),
+        )
+        .order_by(rank, Result.started_at_ms, Result.id)
+    )
+    values: dict[int, list[float]] = defaultdict(list)
+    for series_id, value in session.execute(query):
+        if value is not None and series_id in series_ids:
+            values[series_id].append(value)
+    return {
+        series_id: _difference_sigma(np.asarray(found))
+        for series_id, found in values.items()
+        if len(found) >= NOISE_LEAST_RESULTS
+    }
+
+
+def _difference_sigma(values: np.ndarray[Any, np.dtype[np.float64]]) -> float:
+    differences = np.abs(np.diff(values)) / np.abs(values[:-1])
+    return float(MAD_TO_SIGMA * np.median(differences) / np.sqrt(2))
+
+
+def chunks(ids: Sequence[int], size: int = 10_000) -> list[Sequence[int]]:
+    """Cut ids into pieces that fit the bound parameters of both databases."""
+    return [ids[start : start + size] for start in range(0, len(ids), size)]

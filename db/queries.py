@@ -1,0 +1,286 @@
+"""What pages, comments and commands read: records and frames, never rows.
+
+Every function is a pure read on the session it is given. Commits are ordered by their source's
+rank where every commit of a series has one of the same kind, else by date; `order_basis` says
+which.
+"""
+
+from collections.abc import Sequence
+
+import pandas as pd
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from db.case_queries import case_results
+from db.columns import OrderBasis
+from db.errors import UnknownCommitError, UnknownSeriesError
+from db.frames import AnyRow, frame_of, with_names
+from db.labels import environment_label
+from db.models import (
+    Alert,
+    Benchmark,
+    ChangePoint,
+    Commit,
+    Machine,
+    Metric,
+    Result,
+    Revision,
+    Runner,
+    RunnerEnvironment,
+    Series,
+    Variant,
+)
+from db.overview_queries import Finding, Overview, commits, machines, overview
+from db.window_queries import evidence, windows
+
+__all__ = [
+    "Finding",
+    "Overview",
+    "case_results",
+    "change_points",
+    "commits",
+    "data_version",
+    "evidence",
+    "history",
+    "machines",
+    "overview",
+    "resolve_commit",
+    "series",
+    "windows",
+]
+
+SERIES_COLUMNS = (
+    "series_id",
+    "benchmark",
+    "version",
+    "params",
+    "metric",
+    "unit",
+    "direction",
+    "machine",
+    "variant",
+    "results",
+    "last_commit",
+    "last_date",
+)
+HISTORY_COLUMNS = (
+    "commit",
+    "commit_date",
+    "subject",
+    "branch",
+    "external",
+    "dirty",
+    "run_id",
+    "result_id",
+    "started_at",
+    "value",
+    "q25",
+    "q75",
+    "ci_low",
+    "ci_high",
+    "n",
+    "status",
+)
+
+
+def data_version(session: Session) -> str:
+    """Name the state of the data; it changes with every write that changes a page."""
+    return str(session.scalar(select(func.max(Revision.id))) or 0)
+
+
+def resolve_commit(session: Session, text: str) -> str:
+    """Give the full hash of the one stored commit that starts with `text`.
+
+    Raises
+    ------
+    UnknownCommitError
+        None does, or more than one.
+    """
+    wanted = text.strip().lower()
+    found = session.scalars(
+        select(Commit.sha)
+        .where(Commit.sha.istartswith(wanted, autoescape=True))
+        .order_by(Commit.sha)
+        .limit(3)
+    ).all()
+    exact = [sha for sha in found if sha.lower() == wanted]
+    if exact:
+        return exact[0]
+    if not wanted or not found:
+        raise UnknownCommitError(f"commit: expected one with results, got {text!r} (none stored)")
+    if len(found) > 1:
+        names = ", ".join(sha[:12] for sha in found)
+        raise UnknownCommitError(f"commit: expected one, got {text!r}, which fits {names}")
+    return found[0]
+
+
+def series(
+    session: Session, *, benchmark: str | None = None, machine: str | None = None
+) -> pd.DataFrame:
+    """List the series with how many results each has and its newest commit."""
+    counted = (
+        select(
+            Result.series_id,
+            func.count().label("results"),
+            func.max(Commit.committed_at).label("last_date"),
+        )
+        .join(Commit, Commit.id == Result.commit_id)
+        .where(Result.dirty.is_(False))
+        .group_by(Result.series_id)
+        .subquery()
+    )
+    last_commit = (
+        select(func.max(Commit.sha))
+        .join(Result, Result.commit_id == Commit.id)
+        .where(Result.series_id == Series.id, Commit.committed_at == counted.c.last_date)
+        .scalar_subquery()
+    )
+    query = with_names(
+        select(
+            Series.id,
+            Benchmark.name,
+            Benchmark.version,
+            Series.params,
+            Metric.name,
+            Metric.unit,
+            Metric.direction,
+            Machine.name,
+            Variant.label,
+            counted.c.results,
+            last_commit,
+            counted.c.last_date,
+        )
+    ).join(counted, counted.c.series_id == Series.id)
+    if benchmark is not None:
+        query = query.where(Benchmark.name == benchmark)
+    if machine is not None:
+        query = query.where(Machine.name == machine)
+    rows = session.execute(query.order_by(Benchmark.name, Series.id)).all()
+    frame = frame_of(rows, SERIES_COLUMNS)
+    frame["direction"] = frame["direction"].astype(str)
+    return frame
+
+
+def history(session: Session, series_id: int, *, include_dirty: bool = False) -> pd.DataFrame:
+    """Give the results of a series in the order of its commits.
+
+    `order` counts commits from 0; results of one commit share it and follow their start.
+    `epoch` numbers the runner environments by first appearance, so one that returns has its old
+    number; a result whose environment nobody recorded belongs to the epoch before it.
+    `attrs["order_basis"]` is "repository", "recorded" or "date".
+
+    Raises
+    ------
+    UnknownSeriesError
+        No series has that id.
+    """
+    _require_series(session, series_id)
+    query = (
+        select(
+            Commit.sha,
+            Commit.committed_at,
+            Commit.subject,
+            Commit.branch,
+            Commit.external,
+            Result.dirty,
+            Result.run_id,
+            Result.id,
+            Result.started_at_ms,
+            Result.value,
+            Result.q25,
+            Result.q75,
+            Result.ci_low,
+            Result.ci_high,
+            Result.n,
+            Result.status,
+            Commit.position,
+            Commit.order_basis,
+            Result.runner_environment_id.label("environment_id"),
+            RunnerEnvironment,
+            Runner,
+        )
+        .join(Commit, Commit.id == Result.commit_id)
+        .outerjoin(RunnerEnvironment, RunnerEnvironment.id == Result.runner_environment_id)
+        .outerjoin(Runner, Runner.id == RunnerEnvironment.runner_id)
+        .where(Result.series_id == series_id)
+    )
+    if not include_dirty:
+        query = query.where(Result.dirty.is_(False))
+    rows = session.execute(query.order_by(Result.started_at_ms, Result.id)).all()
+    basis = _order_basis(rows)
+    rows = _in_order(rows)
+    frame = frame_of(rows, HISTORY_COLUMNS)
+    frame["started_at"] = pd.to_datetime(frame["started_at"], unit="ms", utc=True)
+    frame["status"] = frame["status"].astype(str)
+    for name in ("value", "q25", "q75", "ci_low", "ci_high", "n"):
+        frame[name] = frame[name].astype(float)
+    frame.insert(0, "order", pd.factorize(frame["commit"])[0])
+    labels = [
+        None if row.Runner is None else environment_label(row.Runner, row.RunnerEnvironment)
+        for row in rows
+    ]
+    frame["epoch"] = _epochs([row.environment_id for row in rows])
+    frame["environment"] = pd.Series(labels, dtype=object)
+    frame.attrs["order_basis"] = str(basis)
+    return frame
+
+
+def change_points(session: Session, series_id: int) -> pd.DataFrame:
+    """Give the stored change points of a series, oldest commit first."""
+    _require_series(session, series_id)
+    columns = (
+        "commit",
+        "commit_date",
+        "subject",
+        "before",
+        "after",
+        "relative_change",
+        "p_value",
+        "cause",
+        "detected_at",
+        "alert_state",
+    )
+    query = (
+        select(
+            Commit.sha,
+            Commit.committed_at,
+            Commit.subject,
+            ChangePoint.before,
+            ChangePoint.after,
+            ChangePoint.relative_change,
+            ChangePoint.p_value,
+            ChangePoint.cause,
+            ChangePoint.detected_at,
+            Alert.state,
+            Commit.position,
+            Commit.order_basis,
+        )
+        .join(Commit, Commit.id == ChangePoint.commit_id)
+        .outerjoin(Alert, Alert.change_point_id == ChangePoint.id)
+        .where(ChangePoint.series_id == series_id)
+    )
+    rows = _in_order(session.execute(query).all())
+    return frame_of(rows, columns)
+
+
+def _require_series(session: Session, series_id: int) -> None:
+    if session.get(Series, series_id) is None:
+        raise UnknownSeriesError(f"series: expected the id of a stored series, got {series_id}")
+
+
+def _order_basis(rows: Sequence[AnyRow]) -> OrderBasis:
+    """One kind of rank orders commits only where all have it."""
+    kinds = {row.order_basis for row in rows}
+    return kinds.pop() if len(kinds) == 1 else OrderBasis.DATE
+
+
+def _in_order(rows: Sequence[AnyRow]) -> list[AnyRow]:
+    """Sort by rank or date; results of one commit keep the order of their start."""
+    by_date = _order_basis(rows) is OrderBasis.DATE
+    return sorted(rows, key=lambda row: (row.committed_at if by_date else row.position, row.sha))
+
+
+def _epochs(environments: Sequence[int | None]) -> pd.Series:
+    """Number environments by first appearance; an unknown one is the one before it."""
+    known = pd.Series(list(environments), dtype=pd.Int64Dtype()).ffill().bfill()
+    return pd.Series(pd.factorize(known)[0]).clip(lower=0)
