@@ -116,17 +116,17 @@ class GitHub:
             yield read_comment(item)
 
     def open_pull_request(self, repo: str, head: str) -> PullRequest:
-        """Return the open pull request whose newest commit is ``head``.
+        """Return the open pull request whose newest commit is ``head``, a hash or its start.
 
         Raises
         ------
         NotFoundError
             No open pull request ends there, for instance because more was pushed since.
         """
-        path = f"/repos/{_repository(repo)}/pulls"
+        path, wanted = f"/repos/{_repository(repo)}/pulls", _commit(head).lower()
         for item in self._pages(path, {"state": "open", "per_page": PER_PAGE}):
             found = read_pull_request(item)
-            if found.head == head:
+            if found.head.startswith(wanted):
                 return found
         raise NotFoundError(
             f"pull request: expected an open one with head {head[:12]} in {repo}, got none "

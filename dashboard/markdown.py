@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MISSING: Final = "\N{EN DASH}"
-LONGEST: Final = 240  # characters of one piece of foreign text
+LONGEST: Final = 400  # characters of one piece of foreign text
 
 _UNSAFE_IN_CODE: Final = frozenset("`|\\<>&@")
 _LITERAL: Final = frozenset(" ,;.()=%+-/'\"?")  # punctuation that means nothing inside a cell

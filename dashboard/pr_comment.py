@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from dashboard.markdown import MISSING, code, escape, head, row
 from dashboard.units import change_text, commit_text, display_unit
+from dashboard.verdicts import counted, headline, why
 from db.compare import Verdict
 
 if TYPE_CHECKING:
@@ -23,18 +24,10 @@ MARKER: Final = "<!-- ddtree-bench:suite -->"
 LIMIT_BYTES: Final = 65_536  # GitHub's limit is as many characters; no text has more of them
 OPEN_ROWS: Final = 15  # of a table that is not folded
 
-_VERDICT_LINES: Final = {
-    Verdict.REGRESSION: "Regressed",
-    Verdict.IMPROVEMENT: "Improved",
-    Verdict.NO_CHANGE: "No change",
-    Verdict.INCONCLUSIVE: "Inconclusive",
-    Verdict.FAILED: "Failed",
-}
-_PLURALS: Final = {Verdict.REGRESSION: "regressions", Verdict.IMPROVEMENT: "improvements"}
 _WITHOUT_NUMBERS: Final = frozenset({Verdict.FAILED, Verdict.NEW, Verdict.REMOVED, Verdict.SKIPPED})
 _WITH_REASON: Final = frozenset({Verdict.INCONCLUSIVE, Verdict.NOT_ENOUGH_HISTORY})
 _FIRST_SHOWN: Final = (
-    (Verdict.REGRESSION, Verdict.FAILED),
+    (Verdict.REGRESSION, Verdict.FAILED, Verdict.REMOVED),
     (Verdict.IMPROVEMENT,),
     (Verdict.INCONCLUSIVE,),
 )
@@ -83,22 +76,9 @@ def render(comparison: Comparison, context: CommentContext) -> str:
     return "\n".join(part for part in (opening, *tables, note, closing) if part)
 
 
-def verdict_line(comparison: Comparison) -> str:
-    """Return the verdict and its counts on one line, without markup."""
-    word = _VERDICT_LINES.get(comparison.verdict, "Nothing to compare")
-    counts = [
-        f"{count} {_PLURALS.get(verdict, verdict.value) if count != 1 else verdict.value}"
-        for verdict in Verdict
-        if (count := comparison.counts.get(verdict, 0))
-    ]
-    total = len(comparison.cases)
-    cases = "1 case" if total == 1 else f"{total} cases"
-    return f"{word}: {', '.join(counts)} of {cases}" if counts else f"{word}: no cases"
-
-
 def _opening(comparison: Comparison, context: CommentContext) -> Iterator[str]:
     commits = f"{code(commit_text(context.base))} → {code(commit_text(context.head))}"
-    yield f"**{verdict_line(comparison)}** ({commits})\n"
+    yield f"**{headline(comparison)}** ({commits})\n"
     if any(not case.confirmed for case in comparison.cases):
         yield (
             "Screened, not confirmed: one pass over all cases, at a false-discovery rate of "
@@ -132,7 +112,7 @@ def _sections(cases: Sequence[CaseComparison]) -> list[_Section]:
     present = {case.verdict for case in cases}
     shown = next((group for group in _FIRST_SHOWN if present.intersection(group)), ())
     sections = [
-        _Section(verdict, group[:OPEN_ROWS], folded=False, title=_title(verdict, len(group)))
+        _Section(verdict, group[:OPEN_ROWS], folded=False, title=counted(verdict, len(group)))
         for verdict in shown
         if (group := _of(cases, verdict))
     ]
@@ -140,18 +120,13 @@ def _sections(cases: Sequence[CaseComparison]) -> list[_Section]:
         rest = _of(cases, verdict)[OPEN_ROWS if verdict in shown else 0 :]
         if rest:
             more = "further " if verdict in shown else ""
-            title = _title(verdict, len(rest), more)
+            title = counted(verdict, len(rest), more)
             sections.append(_Section(verdict, rest, folded=True, title=title))
     return sections
 
 
 def _of(cases: Iterable[CaseComparison], verdict: Verdict) -> tuple[CaseComparison, ...]:
     return tuple(case for case in cases if case.verdict is verdict)
-
-
-def _title(verdict: Verdict, count: int, more: str = "") -> str:
-    word = _PLURALS.get(verdict, verdict.value) if count != 1 else verdict.value
-    return f"{count} {more}{word}"
 
 
 def _titles(verdict: Verdict, *, show_machine: bool) -> tuple[str, ...]:
@@ -164,8 +139,8 @@ def _titles(verdict: Verdict, *, show_machine: bool) -> tuple[str, ...]:
 def _row(case: CaseComparison, *, show_machine: bool) -> str:
     name = (code(case.key.name), code(case.key.machine)) if show_machine else (code(case.key.name),)
     if case.verdict in _WITHOUT_NUMBERS:
-        return row((*name, escape(case.reason)))
-    reason = (escape(case.reason),) if case.verdict in _WITH_REASON else ()
+        return row((*name, escape(why(case))))
+    reason = (escape(why(case)),) if case.verdict in _WITH_REASON else ()
     return row((*name, *_numbers(case), *reason))
 
 
@@ -207,7 +182,7 @@ def _fill(
 def _left_out(counts: dict[Verdict, int]) -> str:
     if not counts:
         return ""
-    parts = ", ".join(_title(verdict, count) for verdict, count in counts.items())
+    parts = ", ".join(counted(verdict, count) for verdict, count in counts.items())
     return f"Left out, for GitHub's limit on a comment: {parts}.\n"
 
 
@@ -224,4 +199,4 @@ def _size(text: str) -> int:
     return len(text.encode()) + 1
 
 
-__all__ = ["LIMIT_BYTES", "MARKER", "CommentContext", "render", "verdict_line"]
+__all__ = ["LIMIT_BYTES", "MARKER", "CommentContext", "render"]

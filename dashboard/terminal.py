@@ -1,0 +1,146 @@
+"""Verdicts, diagnosis and ingest reports as a terminal shows them.
+
+Renders records with rich; decides nothing. Names and reasons are never read as markup, and where
+no terminal listens the lines are wide, so that logs keep them whole.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dashboard.units import change_text, commit_text, display_unit
+from dashboard.verdicts import headline, why
+from db.compare import Verdict
+from db.diagnose import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from db.compare import CaseComparison, Comparison
+    from db.diagnose import CaseDiagnosis, Claim, Diagnosis
+
+LOG_WIDTH: Final = 160  # columns where no terminal says how wide it is
+MOST_ROWS: Final = 40  # of a table; the rest is counted
+
+VERDICT_STYLES: Final = {
+    Verdict.REGRESSION: "bold red",
+    Verdict.FAILED: "bold red",
+    Verdict.IMPROVEMENT: "bold green",
+    Verdict.INCONCLUSIVE: "yellow",
+    Verdict.NOT_ENOUGH_HISTORY: "yellow",
+}
+STATUS_STYLES: Final = {
+    Status.SUPPORTED: "bold green",
+    Status.CONSISTENT: "yellow",
+    Status.UNTESTED: "dim",
+}
+_MISSING: Final = "\N{EN DASH}"
+
+
+def console(*, error: bool = False) -> Console:
+    """Return a console that takes text literally."""
+    made = Console(markup=False, highlight=False, emoji=False, stderr=error)
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = LOG_WIDTH
+    return made
+
+
+def print_comparison(to: Console, comparison: Comparison, *, base: str, head: str) -> None:
+    """Print the verdict, the cases it rests on, and what it does not say."""
+    style = VERDICT_STYLES.get(comparison.verdict, "bold")
+    commits = f"({commit_text(base)} → {commit_text(head)})"
+    to.print(Text.assemble((headline(comparison), style), " ", commits))
+    if comparison.cases:
+        to.print(_comparison_table(comparison.cases[:MOST_ROWS]))
+        _print_rest(to, len(comparison.cases))
+    if comparison.environment_differs:
+        to.print("† the runner environment differs between the two commits", style="yellow")
+    if any(not case.confirmed for case in comparison.cases):
+        to.print("screened, not confirmed: only a fresh, interleaved re-run confirms", style="dim")
+
+
+def print_diagnosis(to: Console, diagnosis: Diagnosis) -> None:
+    """Print every case against its floor, then each claim with its evidence and status."""
+    source = diagnosis.peak_source or "unknown"
+    to.print(Text.assemble((diagnosis.label, "bold"), f" · {diagnosis.gpu or 'no GPU'}"))
+    if diagnosis.cases:
+        to.print(_diagnosis_table(diagnosis.cases[:MOST_ROWS]))
+        _print_rest(to, len(diagnosis.cases))
+    to.print(f"peak rates: {source}", style="dim")
+    for claim in diagnosis.claims:
+        to.print(_claim_line(claim))
+    to.print()
+
+
+def _comparison_table(cases: Iterable[CaseComparison]) -> Table:
+    table = _table("case", "machine", "verdict", "base", "head", "change", "interval", "n", "why")
+    for case in cases:
+        unit = display_unit(case.unit, case.head_value or case.base_value)
+        mark = " †" if case.environment_differs else ""
+        bounds = f"{change_text(case.interval_low)} … {change_text(case.interval_high)}"
+        table.add_row(
+            case.key.name,
+            case.key.machine,
+            Text(case.verdict.value, VERDICT_STYLES.get(case.verdict, "")),
+            unit.text(case.base_value),
+            unit.text(case.head_value),
+            change_text(case.relative_change) + mark,
+            _MISSING if case.interval_low is None else bounds,
+            f"{case.n_base}/{case.n_head}",
+            why(case),
+        )
+    return table
+
+
+def _diagnosis_table(cases: Iterable[CaseDiagnosis]) -> Table:
+    table = _table("case", "time", "floor", "over floor", "rate", "of peak", "tokens", "n", "bound")
+    for case in cases:
+        name = f"{case.benchmark}({case.params})" if case.params else case.benchmark
+        ratio = case.floor_ratio if case.floor_ratio is not None else case.kv_floor_ratio
+        floor = case.floor_ms if case.floor_ms is not None else case.kv_floor_ms
+        table.add_row(
+            name,
+            _number(case.time_ms, "{:.4g} ms"),
+            _number(floor, "{:.3g} ms"),
+            _number(ratio, "{:.3g}\N{MULTIPLICATION SIGN}"),
+            _number(case.effective_gb_s, "{:.3g} GB/s"),
+            _number(case.fraction_of_peak, "{:.2%}"),
+            _number(case.commit_length, "{:.2g}"),
+            str(case.n),
+            case.bound or _MISSING,
+        )
+    return table
+
+
+def _claim_line(claim: Claim) -> Text:
+    status = Text(f"{claim.status.value:>10}", STATUS_STYLES.get(claim.status, ""))
+    about = f" [{claim.case}]" if claim.case else ""
+    return Text.assemble(
+        status,
+        ("! " if claim.is_alarm else "  ", "bold red"),
+        claim.statement,
+        (f"{about} · {claim.evidence}" if claim.evidence else about, "dim"),
+    )
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    words = {"case", "machine", "verdict", "why", "bound"}
+    for title in titles:
+        side: Literal["left", "right"] = "left" if title in words else "right"
+        table.add_column(title, justify=side, overflow="fold", no_wrap=title not in words)
+    return table
+
+
+def _print_rest(to: Console, count: int) -> None:
+    if count > MOST_ROWS:
+        to.print(f"… and {count - MOST_ROWS} more (--json gives all)", style="dim")
+
+
+def _number(value: float | None, form: str) -> str:
+    return _MISSING if value is None else form.format(value)

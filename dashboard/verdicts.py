@@ -1,0 +1,52 @@
+"""Verdicts in words, the same in a terminal and in a pull request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from db.compare import Verdict
+
+if TYPE_CHECKING:
+    from db.compare import CaseComparison, Comparison
+
+HEADLINES: Final = {
+    Verdict.REGRESSION: "Regressed",
+    Verdict.FAILED: "Failed",
+    Verdict.REMOVED: "Cases are missing",
+    Verdict.INCONCLUSIVE: "Inconclusive",
+    Verdict.NOT_ENOUGH_HISTORY: "Not enough history",
+    Verdict.IMPROVEMENT: "Improved",
+    Verdict.NO_CHANGE: "No change",
+    Verdict.NEW: "Nothing to compare",
+    Verdict.SKIPPED: "Nothing was measured",
+}
+_PLURALS: Final = {Verdict.REGRESSION: "regressions", Verdict.IMPROVEMENT: "improvements"}
+_BY_NUMBERS: Final = frozenset({Verdict.REGRESSION, Verdict.IMPROVEMENT, Verdict.NO_CHANGE})
+
+
+def headline(comparison: Comparison) -> str:
+    """Return the verdict on the whole and its counts, on one line."""
+    word = HEADLINES[comparison.verdict]
+    counts = [
+        counted(verdict, count)
+        for verdict in Verdict
+        if (count := comparison.counts.get(verdict, 0))
+    ]
+    total = len(comparison.cases)
+    cases = "1 case" if total == 1 else f"{total} cases"
+    return f"{word}: {', '.join(counts)} of {cases}" if counts else f"{word}: no cases"
+
+
+def counted(verdict: Verdict, count: int, more: str = "") -> str:
+    """Return a number of cases with their verdict, such as `2 further regressions`."""
+    word = verdict.value if count == 1 else _PLURALS.get(verdict, verdict.value)
+    return f"{count} {more}{word}"
+
+
+def why(case: CaseComparison) -> str:
+    """Return what the numbers of a case do not say by themselves; nothing where they do."""
+    if case.verdict in _BY_NUMBERS:
+        return ""
+    if case.needed_processes is not None:
+        return f"about {case.needed_processes} interleaved processes a side would decide it"
+    return case.reason
