@@ -6,6 +6,7 @@ far out keep their phase whatever the model's dtype.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -143,7 +144,18 @@ class SwiGlu:
     up_proj: Tensor  # [I, hidden]
     down_proj: Tensor  # [hidden, I]
 
+    @classmethod
+    def read(cls, tensors: Mapping[str, Tensor], prefix: str) -> "SwiGlu":
+        """Take the three projections named under `prefix` in a checkpoint."""
+        return cls(*(tensors[f"{prefix}.{name}.weight"] for name in swiglu_shapes(1, 1)))
+
     def __call__(self, x: Tensor) -> Tensor:
         """Map `x` [..., hidden] to the same shape."""
         gate = functional.silu(functional.linear(x, self.gate_proj))
         return functional.linear(gate * functional.linear(x, self.up_proj), self.down_proj)
+
+
+def swiglu_shapes(hidden_size: int, intermediate_size: int) -> dict[str, tuple[int, int]]:
+    """Return the shapes of a gated MLP's projections by their names in a checkpoint."""
+    wide, narrow = (intermediate_size, hidden_size), (hidden_size, intermediate_size)
+    return {"gate_proj": wide, "up_proj": wide, "down_proj": narrow}

@@ -1,0 +1,132 @@
+"""What one step cannot do without: bytes that must be read and arithmetic that must be done.
+
+For N sequences of S committed tokens and trees of T tokens (root included), e bytes a number::
+
+    target rows    N * T                            drafter rows   N * block_size
+    KV bytes       e * D * layers * N * (S + T)     drafter's      e * 2 * H_kv * d_h * N * sum over
+                                                    layers of min(S, window - 1) + block_size
+    weights        every matrix once, the output head once for each model; of the routed experts
+                   those that are hit: E * (1 - (1 - K / E) ** rows) if routing were independent
+    attention      2 * H * (D + kv_lora_rank) * rows * (S + T) multiply-adds counted as two
+
+Activations, norms and the one new context row of the drafter are left out; they are not what a
+step's time is made of. Correlated routing hits fewer experts, so the expert bytes are an estimate
+from above.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from engine.config import DrafterConfig, TargetConfig
+from engine.drafter import DraftModel, drafter_shapes
+from engine.kernels import Cost
+from engine.target import Shape, Target, target_shapes
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """The sizes a step's cost depends on."""
+
+    context_len: int  # S, committed tokens of each sequence
+    tree_size: int  # T, root included
+    num_seqs: int = 1
+    itemsize: int = 2  # bytes of a weight or a cached number
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the target's pass."""
+        return self.num_seqs * self.tree_size
+
+
+def step_bytes(
+    target: Target, drafter: DraftModel, context_len: int, tree_size: int, *, num_seqs: int = 1
+) -> Cost:
+    """Return the least bytes and FLOP of one step; `kv_bytes` is both models' caches."""
+    shape = StepShape(context_len, tree_size, num_seqs, target.dtype.itemsize)
+    verify, draft = verify_cost(target.config, shape), draft_cost(drafter.config, shape)
+    return Cost(
+        bytes=verify.bytes + draft.bytes,
+        flops=verify.flops + draft.flops,
+        kv_bytes=verify.kv_bytes + draft.kv_bytes,
+    )
+
+
+def latent_bytes(config: TargetConfig, num_tokens: int, *, itemsize: int) -> int:
+    """Return the bytes of the target's latent rows of `num_tokens` tokens, all layers."""
+    return config.num_hidden_layers * config.latent_dim * num_tokens * itemsize
+
+
+def drafter_kv_bytes(config: DrafterConfig, num_tokens: int, *, itemsize: int) -> int:
+    """Return the bytes a drafter reads of its context of `num_tokens` tokens, all layers."""
+    row = 2 * config.num_key_value_heads * config.head_dim * itemsize
+    return row * sum(
+        min(num_tokens, config.sliding_window - 1)
+        if kind == "sliding_attention" and config.sliding_window is not None
+        else num_tokens
+        for kind in config.layer_types
+    )
+
+
+def expected_experts_hit(config: TargetConfig, num_rows: int) -> float:
+    """Return the mean number of distinct experts of a layer that independent rows would hit."""
+    experts = config.n_routed_experts
+    return experts * (1.0 - (1.0 - config.num_experts_per_tok / experts) ** num_rows)
+
+
+def verify_cost(config: TargetConfig, shape: StepShape) -> Cost:
+    """Return the cost of the target's pass over the trees."""
+    rows, seen = shape.num_rows, shape.context_len + shape.tree_size
+    is_read = {"experts": expected_experts_hit(config, rows) / config.n_routed_experts}
+    is_used = {"experts": config.num_experts_per_tok / config.n_routed_experts}
+    shapes = target_shapes(config)
+    embedding = shapes.pop("model.embed_tokens.weight")
+    kv_bytes = shape.num_seqs * latent_bytes(config, seen, itemsize=shape.itemsize)
+    weights = _numbers(shapes, is_read) + rows * embedding[1]
+    width = config.latent_dim + config.kv_lora_rank
+    attention = config.num_hidden_layers * config.num_attention_heads * width * rows * seen
+    return Cost(
+        bytes=round(weights * shape.itemsize) + kv_bytes,
+        flops=2 * (round(_numbers(_matrices(shapes), is_used) * rows) + attention),
+        kv_bytes=kv_bytes,
+    )
+
+
+def draft_cost(config: DrafterConfig, shape: StepShape) -> Cost:
+    """Return the cost of drafting one block for each sequence, output head included."""
+    rows = shape.num_seqs * config.block_size
+    context_bytes = drafter_kv_bytes(config, shape.context_len, itemsize=shape.itemsize)
+    block_bytes = draft_row_bytes(config, itemsize=shape.itemsize) * config.block_size
+    kv_bytes = shape.num_seqs * (context_bytes + block_bytes)
+    head = config.vocab_size * config.hidden_size
+    shapes = drafter_shapes(config)
+    layers = {name: matrix for name, matrix in shapes.items() if name.startswith("layers.")}
+    seen = kv_bytes // (2 * shape.itemsize * config.head_dim * config.num_key_value_heads)
+    attention = 2 * config.num_attention_heads * config.head_dim * config.block_size * seen
+    numbers = _numbers(shapes, {}) + head + rows * config.hidden_size
+    products = _numbers(_matrices(layers), {}) * rows + head * shape.num_seqs * config.horizon
+    products += prod(shapes["fc.weight"]) * shape.num_seqs
+    return Cost(
+        bytes=round(numbers * shape.itemsize) + kv_bytes,
+        flops=2 * (round(products) + attention),
+        kv_bytes=kv_bytes,
+    )
+
+
+def draft_row_bytes(config: DrafterConfig, *, itemsize: int) -> int:
+    """Return the bytes of one token's keys and values in all layers of a drafter."""
+    heads = config.num_key_value_heads * config.head_dim
+    return 2 * heads * config.num_hidden_layers * itemsize
+
+
+def _matrices(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    return {name: shape for name, shape in shapes.items() if len(shape) > 1}
+
+
+def _numbers(shapes: Mapping[str, Shape], shares: Mapping[str, float]) -> float:
+    """Sum the sizes of tensors, those with a part of their name in `shares` by that share."""
+    total = 0.0
+    for name, shape in shapes.items():
+        share = next((share for part, share in shares.items() if part in name.split(".")), 1.0)
+        total += share * prod(shape)
+    return total

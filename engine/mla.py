@@ -1,0 +1,148 @@
+"""Multi-head latent attention: absorbed over the paged cache, and naive as its slow twin.
+
+::
+
+    q = W_q x                          per head [q_nope ; q_rope], q_rope rotated
+    [c ; k] = W_kva x                  cache row = [c_kv ; k_rope] = [RMS(c) ; rotated k]
+    W_kvb, head h = [W_uk ; W_uv]      keys W_uk c_kv, values W_uv c_kv
+
+    naive      score = scale * (q_nope . W_uk c_kv + q_rope . k_rope)     out = W_uv c_kv
+    absorbed   score = scale * ([W_uk^T q_nope ; q_rope] . row)           out = W_uv sum(p c_kv)
+
+Absorbed attention reads one row of D = kv_lora_rank + qk_rope_head_dim for all heads; that read
+is `tree_attention`'s business. Source: arXiv 2412.19437 section 2.1.1.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.config import TargetConfig
+from engine.kernels import tree_attention
+from engine.layers import Rotation, accumulation_dtype, rms_norm, rotate_interleaved
+
+LATENT_NORM_EPS = 1e-6  # of the norms inside MLA; the published model code ignores rms_norm_eps
+
+
+class RowStore(Protocol):
+    """What attention needs of a cache: to write rows of a layer and to hand out its pages."""
+
+    def write(self, layer: int, slots: Tensor, rows: Tensor) -> None:
+        """Store `rows` [n, D] of one layer at `slots` [n] int64."""
+
+    def layer(self, layer: int) -> Tensor:
+        """Return the pages of one layer, [P, L, D], a view."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Where the M packed rows of N trees are written, and what each of them may see.
+
+    Rows are packed sequence by sequence without padding; `padded_index` says where each of them
+    lies in the `[N, T]` grid that the kernel sees, None where that grid has no padding.
+    """
+
+    cache: RowStore
+    backend: str
+    slots: Tensor  # [M] int64
+    padded_index: Tensor | None  # [M] int64, into N * T
+    page_table: Tensor  # [N, max_pages] int32
+    context_lens: Tensor  # [N] int32
+    ancestor_bits: Tensor  # [N, T, W] int32
+    tree_sizes: Tensor  # [N] int32
+
+    def pad(self, rows: Tensor) -> Tensor:
+        """Spread packed `rows` [M, ...] over the grid, [N, T, ...]; padding is zero."""
+        N, T, _ = self.ancestor_bits.shape
+        if self.padded_index is not None:
+            grid = rows.new_zeros(N * T, *rows.shape[1:])
+            rows = grid.index_copy_(0, self.padded_index, rows)
+        return rows.view(N, T, *rows.shape[1:])
+
+    def pack(self, grid: Tensor) -> Tensor:
+        """Undo `pad`: `grid` [N, T, ...] to [M, ...]."""
+        rows = grid.flatten(0, 1)
+        return rows if self.padded_index is None else rows.index_select(0, self.padded_index)
+
+
+@dataclass(frozen=True, slots=True)
+class Mla:
+    """The attention of one target layer; tensors are named as in the checkpoint."""
+
+    config: TargetConfig
+    q_a_proj: Tensor | None  # [q_lora_rank, hidden]; None where queries are not compressed
+    q_a_layernorm: Tensor | None  # [q_lora_rank]
+    q_proj: Tensor  # [H * qk_head_dim, hidden or q_lora_rank]; `q_b_proj` where compressed
+    kv_a_proj_with_mqa: Tensor  # [D, hidden]
+    kv_a_layernorm: Tensor  # [kv_lora_rank]
+    kv_b_proj: Tensor  # [H * (qk_nope_head_dim + v_head_dim), kv_lora_rank]
+    o_proj: Tensor  # [hidden, H * v_head_dim]
+
+    def __call__(self, x: Tensor, rotation: Rotation, plan: AttentionPlan, layer: int) -> Tensor:
+        """Write the latent rows of `x` [M, hidden] and attend, absorbed; [M, hidden]."""
+        plan.cache.write(layer, plan.slots, self.latent_rows(x, rotation))
+        out, _ = tree_attention(
+            plan.pad(self.absorbed_queries(x, rotation)),
+            plan.cache.layer(layer),
+            plan.page_table,
+            plan.context_lens,
+            plan.ancestor_bits,
+            tree_sizes=plan.tree_sizes,
+            softmax_scale=self.config.softmax_scale,
+            value_dim=self.config.kv_lora_rank,
+            backend=plan.backend,
+        )
+        values = torch.einsum("mhc,hvc->mhv", plan.pack(out), self._up_values())
+        return functional.linear(values.flatten(1), self.o_proj)
+
+    def naive(self, x: Tensor, rotation: Rotation) -> Tensor:
+        """Attend causally within `x` [S, hidden], expanded and without a cache; [S, hidden]."""
+        c_kv, k_rope = _cut(self.latent_rows(x, rotation), self.config.kv_lora_rank)
+        q_nope, q_rope = self.queries(x, rotation)  # [S, H, nope], [S, H, rope]
+        k_nope = torch.einsum("sc,hkc->shk", c_kv, self._up_keys())
+        values = torch.einsum("sc,hvc->shv", c_kv, self._up_values())
+        scores = torch.einsum("qhk,shk->hqs", q_nope, k_nope)
+        scores = scores + torch.einsum("qhk,sk->hqs", q_rope, k_rope)  # k_rope is all heads'
+        scores = scores.to(accumulation_dtype(x.dtype)) * self.config.softmax_scale
+        future = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).triu(1)
+        weights = scores.masked_fill(future, -torch.inf).softmax(dim=-1).to(x.dtype)
+        out = torch.einsum("hqs,shv->qhv", weights, values)
+        return functional.linear(out.flatten(1), self.o_proj)
+
+    def queries(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Return `q_nope` [M, H, nope] and the rotated `q_rope` [M, H, rope]."""
+        if self.q_a_proj is not None and self.q_a_layernorm is not None:
+            x = rms_norm(functional.linear(x, self.q_a_proj), self.q_a_layernorm, LATENT_NORM_EPS)
+        q = functional.linear(x, self.q_proj).view(len(x), -1, self.config.qk_head_dim)
+        q_nope, q_rope = _cut(q, self.config.qk_nope_head_dim)
+        return q_nope, rotate_interleaved(q_rope, rotation)
+
+    def absorbed_queries(self, x: Tensor, rotation: Rotation) -> Tensor:
+        """Return queries against latent rows, [M, H, D]."""
+        q_nope, q_rope = self.queries(x, rotation)
+        return torch.cat((torch.einsum("mhk,hkc->mhc", q_nope, self._up_keys()), q_rope), dim=-1)
+
+    def latent_rows(self, x: Tensor, rotation: Rotation) -> Tensor:
+        """Return the cache rows `[c_kv ; k_rope]` of `x`, [M, D]."""
+        kv_a = functional.linear(x, self.kv_a_proj_with_mqa)
+        c_kv, k_rope = _cut(kv_a, self.config.kv_lora_rank)
+        c_kv = rms_norm(c_kv, self.kv_a_layernorm, LATENT_NORM_EPS)
+        return torch.cat((c_kv, rotate_interleaved(k_rope, rotation)), dim=-1)
+
+    def _up_keys(self) -> Tensor:
+        return self._up_projections()[:, : self.config.qk_nope_head_dim]  # W_uk [H, nope, kv_lora]
+
+    def _up_values(self) -> Tensor:
+        return self._up_projections()[:, self.config.qk_nope_head_dim :]  # W_uv [H, v, kv_lora]
+
+    def _up_projections(self) -> Tensor:
+        config = self.config
+        width = config.qk_nope_head_dim + config.v_head_dim
+        return self.kv_b_proj.view(config.num_attention_heads, width, config.kv_lora_rank)
+
+
+def _cut(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    return x[..., :width], x[..., width:]

@@ -1,0 +1,150 @@
+"""A drafter whose commit length is chosen, so that a regime can be timed without trained weights.
+
+The wrapped drafter does all of its work; afterwards its logits are steered with what the target
+is known to say: the next tokens of the recorded greedy continuation become certain, and the one
+after them is banned, so that the target must disagree exactly there.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from engine.config import DrafterConfig
+from engine.drafter import DraftModel, DraftRequest, TapRows
+from engine.drafter_context import DrafterContext
+from engine.errors import ConfigError, RequestError
+from engine.kv_cache import CacheShape, LatentCache
+from engine.sampling import choose_tokens
+from engine.target import Target, check_tokens
+from engine.verify import append_chain
+
+PLANT_MARGIN = 64.0  # above a row's largest logit: in float32 all other probability vanishes
+PREFILL_CHUNK = 64
+PAGE_SIZE = 64
+
+
+def record_continuation(
+    target: Target, prompt: Sequence[int], num_tokens: int, *, attention_backend: str = "reference"
+) -> list[int]:
+    """Return the `num_tokens` tokens that greedy decoding appends to `prompt`, one pass for each.
+
+    Raises
+    ------
+    RequestError
+        The prompt is empty or leaves the vocabulary.
+    """
+    check_tokens(prompt, target.config.vocab_size)
+    num_pages = -(-(len(prompt) + num_tokens) // PAGE_SIZE)
+    shape = CacheShape(
+        target.config.num_hidden_layers, num_pages, PAGE_SIZE, target.config.latent_dim
+    )
+    cache = LatentCache(shape, dtype=target.dtype, device=target.device)
+
+    def run(token_ids: Sequence[int]) -> Tensor:
+        return append_chain(
+            target, cache, 0, token_ids, backend=attention_backend, tap_ids=()
+        ).hidden[-1:]
+
+    known = prompt[:-1]
+    for start in range(0, len(known), PREFILL_CHUNK):
+        run(known[start : start + PREFILL_CHUNK])
+    tokens = [prompt[-1]]
+    for position in range(len(prompt), len(prompt) + num_tokens):
+        at = torch.tensor([position], device=target.device)
+        logits = target.head(run(tokens[-1:]))
+        tokens.append(int(choose_tokens(logits, at, 0, temperature=0.0)))
+    return tokens[1:]
+
+
+class PlantedDrafter:
+    """Wraps a drafter so that every greedy step commits exactly `commit_length` tokens.
+
+    Parameters
+    ----------
+    drafter : DraftModel
+        Its whole forward runs for every block.
+    continuations : sequence, or mapping from a prompt's index in its batch, of token ids
+        What the target appends to each prompt, as `record_continuation` gives it; each block
+        looks at most `block_size` tokens ahead.
+    commit_length : int
+        1..block_size. The engine's node budget must be at least `commit_length - 1`: a smaller
+        tree has no room for the path.
+
+    Raises
+    ------
+    ConfigError
+        `commit_length` is outside 1..block_size.
+    """
+
+    def __init__(
+        self,
+        drafter: DraftModel,
+        continuations: Sequence[Sequence[int]] | Mapping[int, Sequence[int]],
+        commit_length: int,
+    ) -> None:
+        if not 1 <= commit_length <= drafter.config.block_size:
+            raise ConfigError(
+                f"commit_length: expected 1..{drafter.config.block_size}, got {commit_length} "
+                "(accepted drafts of one block and the bonus token)"
+            )
+        self.drafter = drafter
+        self.continuations = continuations
+        self.commit_length = commit_length
+
+    @property
+    def config(self) -> DrafterConfig:
+        """The wrapped drafter's."""
+        return self.drafter.config
+
+    def new_context(self, num_seqs: int) -> DrafterContext:
+        """Return the wrapped drafter's empty context."""
+        return self.drafter.new_context(num_seqs)
+
+    def extend(self, context: DrafterContext, rows: TapRows) -> None:
+        """Extend the wrapped drafter's context (mutated)."""
+        self.drafter.extend(context, rows)
+
+    def draft(self, context: DrafterContext, request: DraftRequest) -> Tensor:
+        """Draft with the wrapped drafter, then steer its logits, [N, horizon, V] float32.
+
+        Raises
+        ------
+        RequestError
+            A continuation is missing or too short for this block.
+        """
+        logits = self.drafter.draft(context, request)
+        ahead = [
+            self._ahead(*pair)
+            for pair in zip(request.sequence_ids, request.num_generated, strict=True)
+        ]
+        wanted = torch.tensor(ahead, device=logits.device).unsqueeze(-1)  # [N, ahead, 1]
+        num_accepted = self.commit_length - 1
+        certain = logits.amax(-1, keepdim=True)[:, :num_accepted] + PLANT_MARGIN
+        logits[:, :num_accepted].scatter_(-1, wanted[:, :num_accepted], certain)
+        logits[:, num_accepted : self.commit_length].scatter_(
+            -1, wanted[:, num_accepted:], -torch.inf
+        )
+        return logits
+
+    def _ahead(self, sequence_id: int, num_generated: int) -> list[int]:
+        """Return the tokens to plant and, if the block reaches that far, the one to ban."""
+        count = min(self.commit_length, self.config.horizon)
+        known = self._continuation(sequence_id)
+        ahead = list(known[num_generated : num_generated + count])
+        if len(ahead) < count:
+            raise RequestError(
+                f"continuation of sequence {sequence_id}: expected at least "
+                f"{num_generated + count} tokens, got {len(known)} (record more: a block looks "
+                f"{count} tokens ahead)"
+            )
+        return ahead
+
+    def _continuation(self, sequence_id: int) -> Sequence[int]:
+        try:
+            return self.continuations[sequence_id]
+        except LookupError as error:
+            raise RequestError(
+                f"continuation of sequence {sequence_id}: expected one for each prompt, got "
+                f"{len(self.continuations)} (nothing to plant)"
+            ) from error

@@ -1,0 +1,269 @@
+"""The target: embedding, MLA and expert layers, output head; a paged pass and a plain one.
+
+`forward` runs the packed rows of a batch of trees over the paged cache and captures taps;
+`logits` is its slow twin: one sequence, causal, expanded attention, no cache. The target knows
+nothing about drafting, sampling or who owns the cache. Tensors keep their checkpoint names,
+except that the routed experts of a layer are stacked under one name.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.config import TargetConfig
+from engine.errors import RequestError
+from engine.layers import Rotary, Rotation, SwiGlu, rms_norm, swiglu_shapes
+from engine.mla import AttentionPlan, Mla
+from engine.moe import Moe, Router
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PassRows:
+    """The M packed rows of N trees, ready for the target; tensors are on its device."""
+
+    token_ids: Tensor  # [M] int64
+    positions: Tensor  # [M] int64, absolute
+    attention: AttentionPlan
+    tree_sizes: tuple[int, ...]
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Packed row of each tree's root."""
+        starts = [0]
+        for size in self.tree_sizes[:-1]:
+            starts.append(starts[-1] + size)
+        return tuple(starts)
+
+    def repeat(self, values: Sequence[int]) -> Tensor:
+        """Repeat one value of each sequence for all rows of its tree, [M] int64."""
+        repeats = torch.tensor(self.tree_sizes)
+        return torch.tensor(values).repeat_interleave(repeats).to(self.token_ids.device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetRows:
+    """What a target pass gives for its M rows: the final hidden states and the taps."""
+
+    hidden: Tensor  # [M, hidden], before the final norm
+    taps: Tensor  # [M, num_taps * hidden], column blocks in the order of the tapped layers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetLayer:
+    """One decoder layer: attention and MLP, each normalised before and added after."""
+
+    index: int
+    eps: float
+    input_layernorm: Tensor  # [hidden]
+    self_attn: Mla
+    post_attention_layernorm: Tensor  # [hidden]
+    mlp: Moe | SwiGlu
+
+    def paged(self, x: Tensor, rotation: Rotation, plan: AttentionPlan) -> Tensor:
+        """Map the packed rows `x` [M, hidden] to the residual stream after this layer."""
+        normed = rms_norm(x, self.input_layernorm, self.eps)
+        return self._feed_forward(x + self.self_attn(normed, rotation, plan, self.index))
+
+    def naive(self, x: Tensor, rotation: Rotation) -> Tensor:
+        """Map one whole sequence `x` [S, hidden] to the residual stream after this layer."""
+        normed = rms_norm(x, self.input_layernorm, self.eps)
+        return self._feed_forward(x + self.self_attn.naive(normed, rotation))
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(rms_norm(x, self.post_attention_layernorm, self.eps))
+
+
+class Target:
+    """A target model over the tensors of a checkpoint.
+
+    Parameters
+    ----------
+    config : TargetConfig
+    tensors : mapping of str to Tensor
+        As `target_shapes` names them, all on one device. Kept, not copied, never mutated.
+    """
+
+    def __init__(self, config: TargetConfig, tensors: Mapping[str, Tensor]) -> None:
+        self.config = config
+        self.tensors = dict(tensors)
+        self.embed_tokens = tensors["model.embed_tokens.weight"]  # [V, hidden]
+        self.norm = tensors["model.norm.weight"]
+        self.lm_head = tensors["lm_head.weight"]  # [V, hidden]
+        self.rotary = Rotary.of_target(config, self.device)
+        self.layers = tuple(
+            _read_layer(config, tensors, index) for index in range(config.num_hidden_layers)
+        )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.embed_tokens.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of hidden states and cache rows."""
+        return self.embed_tokens.dtype
+
+    def forward(self, rows: PassRows, tap_ids: Sequence[int]) -> TargetRows:
+        """Run packed rows over the paged cache, writing their latent rows.
+
+        Parameters
+        ----------
+        rows : PassRows
+            The cache of its plan is mutated.
+        tap_ids : sequence of int
+            0-based layers, ascending; a tap is the residual stream after its layer.
+        """
+        x = self.embed_tokens[rows.token_ids]
+        rotation = self.rotary.at(rows.positions, self.dtype)
+        taps = []
+        for layer in self.layers:
+            x = layer.paged(x, rotation, rows.attention)
+            if layer.index in tap_ids:
+                taps.append(x)
+        return TargetRows(x, torch.cat(taps, dim=-1) if taps else x[:, :0])
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Return the logits of `hidden` [M, hidden], [M, V] float32."""
+        normed = rms_norm(hidden, self.norm, self.config.rms_norm_eps)
+        return functional.linear(normed, self.lm_head).float()
+
+    def logits(self, token_ids: Sequence[int] | Tensor) -> Tensor:
+        """Return the logits after every token of one sequence by a plain causal forward.
+
+        Parameters
+        ----------
+        token_ids : [S] integer tensor, or a sequence of int
+
+        Returns
+        -------
+        Tensor
+            [S, V] float32 on the target's device. Time and memory grow with S * S.
+
+        Raises
+        ------
+        RequestError
+            A token is outside the vocabulary, or there is none.
+        """
+        if isinstance(token_ids, Tensor):
+            token_ids = token_ids.tolist()
+        check_tokens(token_ids, self.config.vocab_size)
+        positions = torch.arange(len(token_ids), device=self.device)
+        rotation = self.rotary.at(positions, self.dtype)
+        x = self.embed_tokens[torch.tensor(token_ids, device=self.device)]
+        for layer in self.layers:
+            x = layer.naive(x, rotation)
+        return self.head(x)
+
+
+def check_tokens(token_ids: Sequence[int], vocab_size: int) -> None:
+    """Refuse a prompt that is empty or leaves the vocabulary with a `RequestError`."""
+    if len(token_ids) == 0:
+        raise RequestError("prompt: expected at least one token, got none (a step needs a root)")
+    outside = [token for token in token_ids if not 0 <= token < vocab_size]
+    if outside:
+        raise RequestError(
+            f"prompt: expected token ids in 0..{vocab_size - 1}, got {outside[0]} "
+            "(the target's vocabulary)"
+        )
+
+
+def target_shapes(config: TargetConfig) -> dict[str, Shape]:
+    """Return the shape of every tensor of a target by its name, experts stacked."""
+    hidden, vocab = config.hidden_size, config.vocab_size
+    shapes: dict[str, Shape] = {
+        "model.embed_tokens.weight": (vocab, hidden),
+        "model.norm.weight": (hidden,),
+        "lm_head.weight": (vocab, hidden),
+    }
+    for layer in range(config.num_hidden_layers):
+        parts = _attention_shapes(config) | _mlp_shapes(config, layer)
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in parts.items()}
+    return shapes
+
+
+def _attention_shapes(config: TargetConfig) -> dict[str, Shape]:
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    up = config.qk_nope_head_dim + config.v_head_dim
+    shapes: dict[str, Shape] = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "self_attn.kv_a_proj_with_mqa.weight": (config.latent_dim, hidden),
+        "self_attn.kv_a_layernorm.weight": (config.kv_lora_rank,),
+        "self_attn.kv_b_proj.weight": (heads * up, config.kv_lora_rank),
+        "self_attn.o_proj.weight": (hidden, heads * config.v_head_dim),
+    }
+    if config.q_lora_rank is None:
+        return shapes | {"self_attn.q_proj.weight": (heads * config.qk_head_dim, hidden)}
+    return shapes | {
+        "self_attn.q_a_proj.weight": (config.q_lora_rank, hidden),
+        "self_attn.q_a_layernorm.weight": (config.q_lora_rank,),
+        "self_attn.q_b_proj.weight": (heads * config.qk_head_dim, config.q_lora_rank),
+    }
+
+
+def _mlp_shapes(config: TargetConfig, layer: int) -> dict[str, Shape]:
+    hidden, inner = config.hidden_size, config.moe_intermediate_size
+    if layer < config.first_k_dense_replace:
+        dense = swiglu_shapes(hidden, config.intermediate_size)
+        return {f"mlp.{name}.weight": shape for name, shape in dense.items()}
+    experts = config.n_routed_experts
+    shapes: dict[str, Shape] = {
+        "mlp.gate.weight": (experts, hidden),
+        "mlp.gate.e_score_correction_bias": (experts,),
+    }
+    for name, shape in swiglu_shapes(hidden, inner).items():
+        shapes[f"mlp.experts.{name}.weight"] = (experts, *shape)
+    if config.n_shared_experts:
+        shared = swiglu_shapes(hidden, inner * config.n_shared_experts)
+        shapes |= {f"mlp.shared_experts.{name}.weight": shape for name, shape in shared.items()}
+    return shapes
+
+
+def _read_layer(config: TargetConfig, tensors: Mapping[str, Tensor], index: int) -> TargetLayer:
+    prefix = f"model.layers.{index}"
+    return TargetLayer(
+        index=index,
+        eps=config.rms_norm_eps,
+        input_layernorm=tensors[f"{prefix}.input_layernorm.weight"],
+        self_attn=_read_attention(config, tensors, f"{prefix}.self_attn"),
+        post_attention_layernorm=tensors[f"{prefix}.post_attention_layernorm.weight"],
+        mlp=_read_mlp(config, tensors, index),
+    )
+
+
+def _read_attention(config: TargetConfig, tensors: Mapping[str, Tensor], prefix: str) -> Mla:
+    is_compressed = config.q_lora_rank is not None
+    return Mla(
+        config=config,
+        q_a_proj=tensors[f"{prefix}.q_a_proj.weight"] if is_compressed else None,
+        q_a_layernorm=tensors[f"{prefix}.q_a_layernorm.weight"] if is_compressed else None,
+        q_proj=tensors[f"{prefix}.{'q_b_proj' if is_compressed else 'q_proj'}.weight"],
+        kv_a_proj_with_mqa=tensors[f"{prefix}.kv_a_proj_with_mqa.weight"],
+        kv_a_layernorm=tensors[f"{prefix}.kv_a_layernorm.weight"],
+        kv_b_proj=tensors[f"{prefix}.kv_b_proj.weight"],
+        o_proj=tensors[f"{prefix}.o_proj.weight"],
+    )
+
+
+def _read_mlp(config: TargetConfig, tensors: Mapping[str, Tensor], index: int) -> Moe | SwiGlu:
+    prefix = f"model.layers.{index}.mlp"
+    if index < config.first_k_dense_replace:
+        return SwiGlu.read(tensors, prefix)
+    has_shared = config.n_shared_experts > 0
+    return Moe(
+        router=Router(
+            config,
+            weight=tensors[f"{prefix}.gate.weight"],
+            e_score_correction_bias=tensors[f"{prefix}.gate.e_score_correction_bias"],
+        ),
+        gate_proj=tensors[f"{prefix}.experts.gate_proj.weight"],
+        up_proj=tensors[f"{prefix}.experts.up_proj.weight"],
+        down_proj=tensors[f"{prefix}.experts.down_proj.weight"],
+        shared=SwiGlu.read(tensors, f"{prefix}.shared_experts") if has_shared else None,
+    )

@@ -1,0 +1,105 @@
+"""One target pass over a batch of draft trees: where its rows go and what each of them sees.
+
+Node i of a tree is written at row P + i of its sequence and rotated to position P + depth(i); it
+sees the P committed rows and its ancestors. A chunk of a prompt is the tree whose nodes are one
+chain, so prefill takes the same way. Rows are packed tree by tree, without padding.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.draft_tree import DraftTree
+from engine.kv_cache import LatentCache
+from engine.mla import AttentionPlan
+from engine.target import PassRows, Target, TargetRows
+
+
+def chain(token_ids: Sequence[int]) -> DraftTree:
+    """Return the tree in which every token is the only child of the one before it."""
+    depths = torch.arange(len(token_ids), dtype=torch.int32)
+    return DraftTree(
+        token_ids=torch.tensor(token_ids, dtype=torch.int64),
+        parents=depths - 1,
+        depths=depths,
+        path_log_probs=torch.zeros(len(token_ids), dtype=torch.float64),
+    )
+
+
+def plan_pass(
+    cache: LatentCache, seqs: Sequence[int], trees: Sequence[DraftTree], backend: str
+) -> PassRows:
+    """Reserve rows for one tree of each sequence and lay out the pass.
+
+    Parameters
+    ----------
+    cache : LatentCache
+        Mutated: pages are reserved for every tree.
+    seqs : sequence of N int
+    trees : sequence of N DraftTree, on the host
+    backend : str
+        Implementation of `tree_attention`.
+
+    Raises
+    ------
+    OutOfPagesError
+        Too few pages are free; sequences before the failing one keep what was reserved for them.
+    """
+    sizes = [tree.tree_size for tree in trees]
+    for seq, size in zip(seqs, sizes, strict=True):
+        cache.reserve(seq, size)
+    lengths = [cache.length(seq) for seq in seqs]
+    device = cache.pages.device
+    positions = [n + tree.depths for n, tree in zip(lengths, trees, strict=True)]
+    rows = zip(seqs, lengths, sizes, strict=True)
+    slots = [cache.slots(seq, torch.arange(n, n + size)) for seq, n, size in rows]
+    attention = AttentionPlan(
+        cache=cache,
+        backend=backend,
+        slots=torch.cat(slots),
+        padded_index=_padded_index(sizes, device),
+        page_table=cache.page_table(seqs),
+        context_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
+        ancestor_bits=_stack_bits(trees).to(device),
+        tree_sizes=torch.tensor(sizes, dtype=torch.int32, device=device),
+    )
+    return PassRows(
+        token_ids=torch.cat([tree.token_ids for tree in trees]).to(device),
+        positions=torch.cat(positions).long().to(device),
+        attention=attention,
+        tree_sizes=tuple(sizes),
+    )
+
+
+def append_chain(
+    target: Target,
+    cache: LatentCache,
+    seq: int,
+    token_ids: Sequence[int],
+    *,
+    backend: str,
+    tap_ids: Sequence[int],
+) -> TargetRows:
+    """Run tokens that are certain, a prompt's chunk, and commit their rows (cache mutated)."""
+    passed = target.forward(plan_pass(cache, [seq], [chain(token_ids)], backend), tap_ids)
+    cache.advance(seq, len(token_ids))
+    return passed
+
+
+def _padded_index(sizes: Sequence[int], device: torch.device) -> Tensor | None:
+    """Return where packed rows lie in the `[N, T]` grid; None if every tree fills its row."""
+    widest = max(sizes)
+    if min(sizes) == widest:
+        return None
+    parts = [torch.arange(n * widest, n * widest + size) for n, size in enumerate(sizes)]
+    return torch.cat(parts).to(device)
+
+
+def _stack_bits(trees: Sequence[DraftTree]) -> Tensor:
+    """Stack ancestor words to [N, T, W]; the bits of padding are zero."""
+    bits = [tree.ancestor_bits() for tree in trees]
+    rows, words = max(b.shape[0] for b in bits), max(b.shape[1] for b in bits)
+    padded = [functional.pad(b, (0, words - b.shape[1], 0, rows - b.shape[0])) for b in bits]
+    return torch.stack(padded)
