@@ -3,13 +3,16 @@
 asv keeps machines in the home directory and asks about a new one, so it stops on a fresh home
 without a terminal, and a changing host name starts new series. Here the file is
 `.asv/machine.json`, filled in without asking. The label is `DDTREE_BENCH_MACHINE`; without it, the
-one machine the file knows, whatever the host is called by now; else the host name.
+one machine the file knows, whatever the host is called by now; else the host name. Benchmark
+processes find the label in that variable, because asv does not tell them.
 """
 
 import os
 import platform
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 MACHINE_FILE: Final = Path(".asv") / "machine.json"
 LABEL_VARIABLE: Final = "DDTREE_BENCH_MACHINE"
@@ -29,3 +32,16 @@ def setup() -> None:
     Machine.hardcoded_machine_name = label
     if label not in known:
         MachineCollection.save(label, {**Machine.get_defaults(), "machine": label})
+    Machine.load = _telling(Machine.load)
+
+
+def _telling(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Return asv's `Machine.load`, made to tell benchmark processes which machine it chose."""
+
+    @wraps(load)
+    def load_and_tell(*args: Any, **kwargs: Any) -> Any:
+        machine = load(*args, **kwargs)
+        os.environ[LABEL_VARIABLE] = machine.machine
+        return machine
+
+    return load_and_tell

@@ -3,13 +3,15 @@
 Lines are `.jsonl`, because asv reads every `.json` under its results. All keys are always
 present; null means not known. Who reads them stands on the other side of this file format.
 
-asv tells a process neither the machine nor, in an existing environment, the commit; whoever starts
-the run hands them over in the environment variables below. A managed environment has `ASV_COMMIT`.
+asv tells a process in an existing environment nothing at all, and in a managed one its commit
+(`ASV_COMMIT`); machine, run and, where needed, the commit come in the environment variables below
+from whoever started asv.
 """
 
 import json
 import os
 import statistics
+import sys
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -21,7 +23,12 @@ from benchmarks._meters import Telemetry
 from benchmarks._provenance import engine_provenance
 
 SCHEMA: Final = 1
-CONFIG_NAME: Final = "asv.conf.json"
+ROOT: Final = Path(__file__).resolve().parent.parent  # of the checkout these benchmarks are in
+ASV_RUNNER: Final = "asv_runner.run"  # loaded in every process that asv starts
+RUN_VARIABLE: Final = "DDTREE_BENCH_RUN_ID"
+COMMIT_VARIABLE: Final = "DDTREE_BENCH_COMMIT"
+MACHINE_VARIABLE: Final = "DDTREE_BENCH_MACHINE"
+DIR_VARIABLE: Final = "DDTREE_BENCH_SIDECAR_DIR"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,26 +68,25 @@ def append_record(record: CaseRecord, environ: Mapping[str, str] = os.environ) -
     directory = sidecar_dir(environ)
     if directory is None:
         return None
-    run_id = environ.get("DDTREE_BENCH_RUN_ID")
+    run_id = environ.get(RUN_VARIABLE)
     path = directory / f"{run_id or f'asv-{os.getppid()}'}.jsonl"
     line = sidecar_line(record, environ)
     line["process_number"] = _process_number(path, line)
     directory.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line, allow_nan=False) + "\n")
+    with path.open("ab", buffering=0) as file:
+        file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
     return path
 
 
 def sidecar_dir(environ: Mapping[str, str]) -> Path | None:
-    """Return where sidecars go: as told, else `telemetry/` in the results of asv's config."""
-    told = environ.get("DDTREE_BENCH_SIDECAR_DIR")
+    """Return where sidecars go: as told, else beside asv's results; None outside asv."""
+    told = environ.get(DIR_VARIABLE)
     if told:
         return Path(told)
-    root = environ.get("ASV_CONF_DIR")
-    if not root:
-        return None
-    config = json.loads((Path(root) / CONFIG_NAME).read_text(encoding="utf-8"))
-    return Path(root) / str(config["results_dir"]) / "telemetry"
+    if ASV_RUNNER not in sys.modules:
+        return None  # nobody is keeping results: a test, or somebody trying a suite by hand
+    config = json.loads((ROOT / "asv.conf.json").read_text(encoding="utf-8"))
+    return ROOT / str(config["results_dir"]) / "telemetry"
 
 
 def sidecar_line(record: CaseRecord, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -93,9 +99,9 @@ def sidecar_line(record: CaseRecord, environ: Mapping[str, str]) -> dict[str, An
         "params": list(record.params),
         "version": record.version,
         "window_id": uuid.uuid4().hex,
-        "run_id": environ.get("DDTREE_BENCH_RUN_ID"),
-        "commit": environ.get("DDTREE_BENCH_COMMIT") or environ.get("ASV_COMMIT"),
-        "machine": environ.get("DDTREE_BENCH_MACHINE"),
+        "run_id": environ.get(RUN_VARIABLE),
+        "commit": environ.get(COMMIT_VARIABLE) or environ.get("ASV_COMMIT"),
+        "machine": environ.get(MACHINE_VARIABLE),
         "process_number": None,
         "pid": os.getpid(),
         "n": len(record.samples_s),
