@@ -1,0 +1,141 @@
+"""One step of the engine on the `tiny` model, over context, page size and commit regime.
+
+The drafter is planted: its whole forward runs, then its logits are steered so that every step
+commits exactly `commit_length` tokens. All samples of a case time the same step again, from a
+snapshot. float32, so that the recorded continuation and the tree pass choose the same tokens.
+
+Stage times come from a few steps of their own before the samples: an observer waits for the device
+at both ends of a stage, so stages may sum to more than the step.
+"""
+
+import statistics
+import time
+from collections import defaultdict
+from typing import ClassVar
+
+import torch
+
+from benchmarks._regimes import DEVICE, PROFILE, step_axes
+from benchmarks._suite import CaseFacts, SuiteError, _Suite
+from engine.config import EngineConfig
+from engine.cost import step_bytes
+from engine.decoder import Engine
+from engine.planted import PlantedDrafter, record_continuation
+from engine.presets import preset
+
+NODE_BUDGET = 16
+OBSERVED_STEPS = 5
+AXES = step_axes(PROFILE, DEVICE)
+
+
+class Step(_Suite):
+    """Draft, build, verify and commit once for one sequence of `context_tokens` committed rows."""
+
+    version = "1"
+    params: ClassVar[tuple[list[int], list[int], list[int], list[str]]] = (
+        AXES.context_tokens,
+        AXES.page_sizes,
+        AXES.commit_lengths,
+        AXES.attention_backends,
+    )
+    param_names: ClassVar[list[str]] = [
+        "context_tokens",
+        "page_size",
+        "commit_length",
+        "attention_backend",
+    ]
+
+    def build(
+        self, context_tokens: int, page_size: int, commit_length: int, attention_backend: str
+    ) -> None:
+        self.context_tokens, self.commit_length = context_tokens, commit_length
+        models = preset("tiny", device=DEVICE, dtype=torch.float32)
+        ahead = 2 * models.drafter.config.block_size
+        # The first step commits `commit_length` rows: the timed one finds `context_tokens` of them.
+        prompt = _prompt(context_tokens + 1 - commit_length)
+        continuation = record_continuation(
+            models.target, prompt, ahead, attention_backend=attention_backend
+        )
+        config = EngineConfig(
+            node_budget=NODE_BUDGET,
+            page_size=page_size,
+            attention_backend=attention_backend,
+            max_context=context_tokens + NODE_BUDGET + ahead,
+        )
+        drafter = PlantedDrafter(models.drafter, [continuation], commit_length)
+        self.engine = Engine(models.target, drafter, config)
+        self.batch = self.engine.prefill([prompt])
+        self.engine.step(self.batch)  # it also completes the drafter's context of the whole prompt
+        self.snapshot = self.engine.snapshot(self.batch)
+
+    def reset(self) -> None:
+        self.engine.rewind(self.batch, self.snapshot)
+
+    def facts(self) -> CaseFacts:
+        """Run some steps with an observer; refuse a case that is not in its commit regime."""
+        clock = StageClock()
+        self.engine.observer = clock
+        times: defaultdict[str, list[float]] = defaultdict(list)
+        for _ in range(OBSERVED_STEPS):
+            self.reset()
+            result = self.engine.step(self.batch)
+            for stage, seconds in (result.stage_seconds or {}).items():
+                times[stage].append(seconds)
+        self.engine.observer = None
+        if result.commit_lengths != (self.commit_length,):
+            raise SuiteError(
+                f"commit length: expected {self.commit_length}, got {result.commit_lengths} "
+                "(the drafter was planted for it)"
+            )
+        cost = step_bytes(
+            self.engine.target, self.engine.drafter, self.context_tokens, 1 + result.num_nodes[0]
+        )
+        return CaseFacts(
+            context_tokens=self.context_tokens,
+            bytes=cost.bytes,
+            kv_bytes=cost.kv_bytes,
+            flops=cost.flops,
+            stage_seconds={stage: statistics.median(values) for stage, values in times.items()},
+            commit_length=float(self.commit_length),
+        )
+
+    def time_step(
+        self, context_tokens: int, page_size: int, commit_length: int, attention_backend: str
+    ) -> None:
+        del context_tokens, page_size, commit_length, attention_backend
+        self.engine.step(self.batch)
+
+
+class StageClock:
+    """Wall time of each stage of the last step; on CUDA the device is idle at both ends."""
+
+    def __init__(self) -> None:
+        self._started_s = 0.0
+        self._seconds: dict[str, float] = {}
+
+    def start(self, stage: str) -> None:
+        """Wait for the device and begin the stage."""
+        del stage  # the engine names it again when it ends
+        _synchronize()
+        self._started_s = time.perf_counter()
+
+    def stop(self, stage: str) -> None:
+        """Wait for the device and end the stage."""
+        _synchronize()
+        self._seconds[stage] = time.perf_counter() - self._started_s
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of each stage of the step just finished."""
+        return dict(self._seconds)
+
+
+def _synchronize() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def _prompt(length: int) -> list[int]:
+    """Return random bytes, the same for every run."""
+    generator = torch.Generator().manual_seed(0)
+    tokens: list[int] = torch.randint(0, 256, (length,), generator=generator).tolist()
+    return tokens
