@@ -6,6 +6,8 @@ on the CPU. On a CUDA device all backends run compiled (marker gpu).
 """
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -25,6 +27,16 @@ if not INTERPRETED:
     RUNS += [
         pytest.param("cuda", name, marks=[pytest.mark.gpu, no_gpu]) for name in OP.implementations
     ]
+SPLIT_DEVICES = ["cpu"] if INTERPRETED else [pytest.param("cuda", marks=[pytest.mark.gpu, no_gpu])]
+# The interpreter is slow, and cannot multiply bfloat16: it takes float16 for a few cases instead.
+CASES_BY_DTYPE = [
+    pytest.param(case, dtype, id=f"{case.name}-{dtype}")
+    for dtype in (torch.float32, torch.float16, torch.bfloat16)
+    for case in OP.cases
+    if not INTERPRETED
+    or dtype == torch.float32
+    or (dtype == torch.float16 and case.name in ("strided", "hybrid", "production"))
+]
 every_run = pytest.mark.parametrize(("device", "backend"), RUNS)
 every_case = pytest.mark.parametrize("case", OP.cases, ids=lambda case: case.name)
 
@@ -85,9 +97,8 @@ def test_reference_is_dense_attention_over_visible_rows(case):
 
 
 @every_run
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@every_case
-def test_backend_agrees_with_the_reference(device, backend, dtype, case):
+@pytest.mark.parametrize(("case", "dtype"), CASES_BY_DTYPE)
+def test_backend_agrees_with_the_reference(device, backend, case, dtype):
     arguments = OP.inputs(case, device=device, dtype=dtype)
     wide = {
         name: value.double() if torch.is_tensor(value) and value.is_floating_point() else value
@@ -102,7 +113,7 @@ def test_backend_agrees_with_the_reference(device, backend, dtype, case):
 
 
 @every_run
-@pytest.mark.parametrize("name", ["uneven", "hybrid"])
+@pytest.mark.parametrize("name", ["hybrid"])
 def test_backend_repeats_itself_to_the_bit(device, backend, name):
     arguments = OP.inputs(CASES[name], device=device)
 
@@ -113,7 +124,7 @@ def test_backend_repeats_itself_to_the_bit(device, backend, name):
 
 
 @every_run
-@pytest.mark.parametrize("name", ["uneven", "hybrid"])
+@pytest.mark.parametrize("name", ["hybrid"])
 def test_order_of_the_batch_does_not_matter(device, backend, name):
     arguments = OP.inputs(CASES[name], device=device)
     N = len(arguments["q"])
@@ -131,7 +142,7 @@ def test_order_of_the_batch_does_not_matter(device, backend, name):
 
 @every_run
 def test_caller_may_own_the_outputs(device, backend):
-    case = CASES["uneven"]
+    case = CASES["strided"]
     arguments = OP.inputs(case, device=device)
     expected = OP.implementations[backend](**arguments)
     wide_out = torch.full((*expected[0].shape[:3], 48), torch.nan, device=device)
@@ -146,6 +157,22 @@ def test_caller_may_own_the_outputs(device, backend):
     assert torch.equal(lse, expected[1])
     assert wide_out[..., case.value_dim :].isnan().all()
     assert wide_lse[..., 1].isnan().all()
+
+
+@pytest.mark.parametrize("device", SPLIT_DEVICES)
+@pytest.mark.parametrize(
+    ("name", "num_splits"),
+    [("edge64-page16", 1), ("edge64-page16", 3), ("any-mask", 4), ("strided", 7), ("hybrid", 17)],
+)
+def test_number_of_splits_does_not_change_the_result(device, num_splits, name):
+    arguments = OP.inputs(CASES[name], device=device)
+    workspace = torch.full((70 * arguments["q"].numel(),), torch.nan, device=device)
+
+    actual = OP.implementations["triton_split"](
+        **arguments, num_splits=num_splits, workspace=workspace
+    )
+
+    assert_close(actual, OP.reference(**arguments), OP.tolerance(torch.float32))
 
 
 @every_run
@@ -200,6 +227,54 @@ def test_an_unknown_backend_is_refused_with_the_names_there_are():
 def test_an_option_the_backend_has_no_use_for_is_refused(option):
     with pytest.raises(BackendError, match="expected None"):
         OP.reference(**OP.inputs(CASES["root-only"]), **option)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="in the interpreter it runs on the CPU")
+@pytest.mark.parametrize("backend", TRITON_BACKENDS)
+def test_a_triton_backend_refuses_tensors_of_the_cpu(backend):
+    with pytest.raises(BackendError, match=f"{backend}: expected CUDA tensors, got cpu"):
+        OP.implementations[backend](**OP.inputs(CASES["root-only"]))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs a place where Triton runs")
+@pytest.mark.parametrize("backend", TRITON_BACKENDS)
+@pytest.mark.parametrize(
+    ("dtype", "change", "message"),
+    [
+        (torch.float64, {}, "expected bfloat16, float16 or float32 rows, got torch.float64"),
+        (torch.bfloat16, {}, "float16 or float32 rows in Triton's interpreter"),
+        (torch.float32, {"value_dim": 24}, "expected value_dim to be a power of two"),
+        (torch.float32, {"value_dim": 32}, "expected rope_dim to be a power of two"),
+    ],
+)
+def test_a_triton_backend_refuses_what_its_tiles_cannot_hold(backend, dtype, change, message):
+    with pytest.raises(BackendError, match=message):
+        OP.implementations[backend](**OP.inputs(CASES["root-only"], dtype=dtype) | change)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs a place where Triton runs")
+def test_a_workspace_that_is_too_small_is_refused():
+    arguments = OP.inputs(CASES["root-only"])
+
+    with pytest.raises(ShapeError, match=r"workspace: expected at least 102 .* got 101"):
+        OP.implementations["triton_split"](**arguments, num_splits=3, workspace=torch.empty(101))
+
+
+if not INTERPRETED:
+
+    def test_triton_backends_pass_this_file_in_the_interpreter():
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+
+        run = subprocess.run(
+            [*command, "-m", "not gpu"],
+            env=os.environ | {"TRITON_INTERPRET": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+        assert run.returncode == 0, run.stdout + run.stderr
+        assert " passed" in run.stdout
 
 
 @pytest.mark.skipif(INTERPRETED, reason="nothing of it runs in the interpreter")

@@ -22,7 +22,6 @@ Source: arXiv 2412.19437 §2.1.1 (latent rows), arXiv 2604.12989 (the tree).
 from __future__ import annotations
 
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from engine.errors import BackendError
@@ -36,12 +35,28 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["BACKENDS", "OP", "TreeAttentionCase", "tree_attention"]
+__all__ = ["OP", "TreeAttentionCase", "tree_attention"]
 
 
-BACKENDS: MappingProxyType[str, Callable[[Problem], None]] = MappingProxyType(
-    {"reference": _run_reference}
-)
+def _run_serial(problem: Problem) -> None:
+    from engine.kernels.tree_attention import triton_serial  # noqa: PLC0415 - see _BACKENDS
+
+    triton_serial.run(problem)
+
+
+def _run_split(problem: Problem) -> None:
+    from engine.kernels.tree_attention import triton_split  # noqa: PLC0415 - see _BACKENDS
+
+    triton_split.run(problem)
+
+
+# Triton is imported by the first call that asks for it: it takes a good part of a second, and
+# where there is no Triton the reference works without it.
+_BACKENDS: dict[str, Callable[[Problem], None]] = {
+    "reference": _run_reference,
+    "triton_serial": _run_serial,
+    "triton_split": _run_split,
+}
 
 
 def tree_attention(
@@ -113,10 +128,10 @@ def tree_attention(
     BackendError
         The backend is unknown, cannot run here, or was given an argument it has no use for.
     """
-    run = BACKENDS.get(backend)
+    run = _BACKENDS.get(backend)
     if run is None:
         raise BackendError(
-            f"attention backend: expected one of {', '.join(BACKENDS)}, got {backend!r}"
+            f"attention backend: expected one of {', '.join(_BACKENDS)}, got {backend!r}"
         )
     problem = pose(
         q,
@@ -134,14 +149,15 @@ def tree_attention(
         lse=lse,
         workspace=workspace,
     )
-    run(problem)
+    if len(q):
+        run(problem)
     return problem.out, problem.lse
 
 
 OP: Op[TreeAttentionCase] = Op(
     name="tree_attention",
     reference=partial(tree_attention, backend="reference"),
-    implementations={name: partial(tree_attention, backend=name) for name in BACKENDS},
+    implementations={name: partial(tree_attention, backend=name) for name in _BACKENDS},
     cases=CASES,
     inputs=inputs,
     cost=cost,

@@ -99,6 +99,14 @@ def pose(
     )
 
 
+def refuse_splits(problem: Problem, backend: str) -> None:
+    """Refuse the options of splitting backends on behalf of one that does not split."""
+    if problem.num_splits is not None or problem.workspace is not None:
+        raise BackendError(
+            f"num_splits, workspace: expected None, got a value ({backend} does not split)"
+        )
+
+
 def _lse_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 

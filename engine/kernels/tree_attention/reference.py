@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.errors import BackendError, ShapeError
+from engine.errors import ShapeError
+from engine.kernels.tree_attention.problem import refuse_splits
 
 if TYPE_CHECKING:
     from engine.kernels.tree_attention.problem import Problem
@@ -18,10 +19,7 @@ if TYPE_CHECKING:
 
 def run(problem: Problem) -> None:
     """Write `out` and `lse` of every sequence."""
-    if problem.num_splits is not None or problem.workspace is not None:
-        raise BackendError(
-            "num_splits, workspace: expected None, got a value (reference does not split)"
-        )
+    refuse_splits(problem, "reference")
     lengths = zip(problem.context_lens.tolist(), problem.tree_sizes.tolist(), strict=True)
     for sequence, (context_len, tree_size) in enumerate(lengths):
         _check_lengths(problem, sequence, context_len, tree_size)

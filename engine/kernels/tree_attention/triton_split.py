@@ -1,0 +1,232 @@
+"""The rows of a sequence divided over programs; a second kernel merges the partial results.
+
+Each (sequence, head, block of tokens) is worked on by `num_splits` programs. A program takes an
+equal run of tiles, committed and tree tiles counted alike, so that short and long sequences of
+one launch need no plan from the host; programs beyond a short sequence's last tile find nothing
+to do. Partial results are float32 and merged in a fixed order, so results repeat to the bit.
+
+Costs 2 * num_splits * N * T * H * (value_dim + 1) * 4 bytes of traffic for the partial results.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
+# Triton ships no types, and its kernels are typed by their launch.
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.errors import ShapeError
+from engine.kernels.tree_attention import tiles
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.kernels.tree_attention.problem import Problem
+
+BLOCK_TOKENS = 16  # fewest rows of a matrix instruction: trees of up to 16 tokens pad least
+BLOCK_KEYS = 32  # keys and values of a tile fit in 99 KB beside the queries at D = 576 in bf16
+NUM_WARPS = 4
+NUM_STAGES = 1  # a second tile in flight does not fit
+PROGRAMS_PER_SM = 2  # resident at once at D = 576 in bf16; bound by shared memory
+MIN_SPLIT_ROWS = 2 * BLOCK_KEYS  # below this a split costs more in merging than it saves
+BLOCK_SPLITS = 16  # partial rows a merging program has in flight
+INTERPRETER_SMS = 8  # stands in for the number of SMs where there is no device
+
+
+@triton.jit
+def split_kernel(
+    q_ptr,  # [N, T, H, D]
+    kv_ptr,  # [P, L, D]
+    table_ptr,  # [N, max_pages] int32
+    context_ptr,  # [N]
+    bits_ptr,  # [N, T, W] int32
+    tree_sizes_ptr,  # [N]
+    tree_ptr,  # [N, T, D] where HYBRID
+    partial_out_ptr,  # [num_splits, N, T, H, VALUE_DIM] float32, not written where lse is -inf
+    partial_lse_ptr,  # [num_splits, N, T, H] float32
+    N, T, H, num_splits, scale,
+    stride_q_sequence, stride_q_token, stride_q_head,
+    stride_page, stride_row,
+    stride_table, stride_bits_sequence, stride_bits_token,
+    stride_tree_sequence, stride_tree_row,
+    PAGE_SIZE: tl.constexpr, HYBRID: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr, VALUE_DIM: tl.constexpr, ROPE_DIM: tl.constexpr,
+):  # fmt: skip
+    """Write the partial result of one split, for one block of tokens of one head."""
+    sequence = (tl.program_id(0) // H).to(tl.int64)
+    head = (tl.program_id(0) % H).to(tl.int64)
+    tokens = tl.program_id(1) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
+    split = tl.program_id(2)
+    context_len = tl.load(context_ptr + sequence).to(tl.int32)
+    tree_size = tl.load(tree_sizes_ptr + sequence).to(tl.int32)
+    num_tiles = tiles.count(context_len, tree_size, tl.program_id(1) * BLOCK_TOKENS, BLOCK_KEYS)
+    tiles_per_split = tl.cdiv(num_tiles, num_splits)
+    first_tile = split * tiles_per_split
+    last_tile = tl.minimum(first_tile + tiles_per_split, num_tiles)
+
+    out, lse = tiles.walk(
+        q_ptr + sequence * stride_q_sequence + head * stride_q_head,
+        kv_ptr, table_ptr + sequence * stride_table, tree_ptr + sequence * stride_tree_sequence,
+        bits_ptr + sequence * stride_bits_sequence,
+        tokens, context_len, tree_size, first_tile, last_tile, scale,
+        stride_q_token, stride_page, stride_row, stride_tree_row, stride_bits_token,
+        PAGE_SIZE, HYBRID, BLOCK_TOKENS, BLOCK_KEYS, VALUE_DIM, ROPE_DIM,
+    )  # fmt: skip
+
+    stored = tokens < T
+    rows = ((split * N + sequence) * T + tokens) * H + head
+    seen = stored & (lse > -float("inf"))
+    out_rows = partial_out_ptr + rows[:, None] * VALUE_DIM + tl.arange(0, VALUE_DIM)[None, :]
+    tl.store(out_rows, out, mask=seen[:, None])
+    tl.store(partial_lse_ptr + rows, lse, mask=stored)
+
+
+@triton.jit
+def merge_kernel(
+    partial_out_ptr,  # [num_splits, rows, VALUE_DIM] float32, rows = N * T * H
+    partial_lse_ptr,  # [num_splits, rows] float32
+    out_ptr,  # [N, T, H, VALUE_DIM]
+    lse_ptr,  # [N, T, H] float32
+    T, H, num_rows, num_splits,
+    stride_out_sequence, stride_out_token, stride_out_head,
+    stride_lse_sequence, stride_lse_token, stride_lse_head,
+    VALUE_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Write out and lse of a block of rows: partial results weighted by exp(their lse - lse)."""
+    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    rows = rows.to(tl.int64)
+    stored = rows < num_rows
+    dims = tl.arange(0, VALUE_DIM)
+    peak = tl.full([BLOCK_ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_ROWS], tl.float32)
+    acc = tl.zeros([BLOCK_ROWS, VALUE_DIM], tl.float32)
+
+    for first_split in range(0, num_splits, BLOCK_SPLITS):
+        splits = first_split + tl.arange(0, BLOCK_SPLITS)
+        partial_rows = splits[None, :].to(tl.int64) * num_rows + rows[:, None]
+        partial_lse = tl.load(
+            partial_lse_ptr + partial_rows,
+            mask=(splits < num_splits)[None, :] & stored[:, None],
+            other=-float("inf"),
+        )
+        # What a split that saw nothing left behind is not read: it may be NaN.
+        partial_out = tl.load(
+            partial_out_ptr + partial_rows[:, :, None] * VALUE_DIM + dims[None, None, :],
+            mask=(partial_lse > -float("inf"))[:, :, None],
+            other=0.0,
+        )
+        new_peak = tl.maximum(peak, tl.max(partial_lse, 1))
+        shift = tl.where(new_peak == -float("inf"), 0.0, new_peak)
+        weights = tl.exp2((partial_lse - shift[:, None]) * tiles.LOG2_E)
+        decay = tl.exp2((peak - shift) * tiles.LOG2_E)
+        total = total * decay + tl.sum(weights, 1)
+        acc = acc * decay[:, None] + tl.sum(weights[:, :, None] * partial_out, 1)
+        peak = new_peak
+
+    seen = total > 0.0
+    divisor = tl.where(seen, total, 1.0)
+    lse = tl.where(seen, peak + tl.log2(divisor) * tiles.LN_2, -float("inf"))
+    head, token, sequence = rows % H, rows // H % T, rows // H // T
+    out_rows = sequence * stride_out_sequence + token * stride_out_token + head * stride_out_head
+    out = (acc / divisor[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + out_rows[:, None] + dims[None, :], out, mask=stored[:, None])
+    lse_rows = sequence * stride_lse_sequence + token * stride_lse_token + head * stride_lse_head
+    tl.store(lse_ptr + lse_rows, lse, mask=stored)
+
+
+def run(problem: Problem) -> None:
+    """Write `out` and `lse` in two launches."""
+    tiles.check(problem, "triton_split")
+    num_splits = problem.num_splits or choose_num_splits(problem)
+    partial_out, partial_lse = _partial_results(problem, num_splits)
+    with tiles.on_device(problem):
+        _launch_split(problem, partial_out, partial_lse, num_splits)
+        _launch_merge(problem, partial_out, partial_lse, num_splits)
+
+
+def choose_num_splits(problem: Problem) -> int:
+    """Splits that fill the device once, but leave no split under MIN_SPLIT_ROWS rows.
+
+    A function of N, H, T, the capacity of the page table and the number of SMs, so that it is the
+    same for every step of a captured graph and needs no length from the device.
+    """
+    N, T, H, _ = problem.q.shape
+    programs = N * H * num_token_blocks(T)
+    filling = PROGRAMS_PER_SM * num_sms(problem.q.device) // programs
+    return max(1, min(filling, problem.capacity // MIN_SPLIT_ROWS))
+
+
+def workspace_size(problem: Problem, num_splits: int) -> int:
+    """Floats the partial results of a call take."""
+    N, T, H, _ = problem.q.shape
+    return num_splits * N * T * H * (problem.value_dim + 1)
+
+
+def num_token_blocks(T: int) -> int:
+    """Blocks that T tree tokens are cut into."""
+    return -(-T // BLOCK_TOKENS)
+
+
+@cache
+def num_sms(device: torch.device) -> int:
+    """SMs of a device; a stand-in for Triton's interpreter."""
+    if device.type != "cuda":
+        return INTERPRETER_SMS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _partial_results(problem: Problem, num_splits: int) -> tuple[Tensor, Tensor]:
+    """Room for partial out and lse, in the caller's workspace if there is one."""
+    size, workspace = workspace_size(problem, num_splits), problem.workspace
+    if workspace is None:
+        workspace = torch.empty(size, dtype=torch.float32, device=problem.q.device)
+    fits = workspace.dtype == torch.float32 and workspace.device == problem.q.device
+    if not fits or not workspace.is_contiguous() or workspace.numel() < size:
+        raise ShapeError(
+            f"workspace: expected at least {size} contiguous float32 on {problem.q.device} "
+            f"({num_splits} splits), got {workspace.numel()} {workspace.dtype} on "
+            f"{workspace.device} with strides {workspace.stride()}"
+        )
+    num_outputs = num_splits * problem.out.numel()
+    flat = workspace.view(-1)
+    return flat[:num_outputs], flat[num_outputs:size]
+
+
+def _launch_split(
+    problem: Problem, partial_out: Tensor, partial_lse: Tensor, num_splits: int
+) -> None:
+    N, T, H, _ = problem.q.shape
+    tree, stride_tree_sequence, stride_tree_row = tiles.tree_rows(problem)
+    split_kernel[(N * H, num_token_blocks(T), num_splits)](
+        problem.q, problem.kv_pages, problem.page_table, problem.context_lens,
+        problem.ancestor_bits, problem.tree_sizes, tree, partial_out, partial_lse,
+        N, T, H, num_splits, problem.softmax_scale * tiles.LOG2_E.value,
+        *problem.q.stride()[:3],
+        *problem.kv_pages.stride()[:2],
+        problem.page_table.stride(0), *problem.ancestor_bits.stride()[:2],
+        stride_tree_sequence, stride_tree_row,
+        PAGE_SIZE=problem.page_size, HYBRID=problem.tree_kv is not None,
+        BLOCK_TOKENS=BLOCK_TOKENS, BLOCK_KEYS=BLOCK_KEYS,
+        VALUE_DIM=problem.value_dim, ROPE_DIM=problem.rope_dim,
+        num_warps=NUM_WARPS, num_stages=NUM_STAGES,
+    )  # fmt: skip
+
+
+def _launch_merge(
+    problem: Problem, partial_out: Tensor, partial_lse: Tensor, num_splits: int
+) -> None:
+    N, T, H, _ = problem.q.shape
+    # Rows are few, so on a device each has its own program; the interpreter pays by the program.
+    block_rows = 1 if problem.q.device.type == "cuda" else 16
+    merge_kernel[(-(-N * T * H // block_rows),)](
+        partial_out, partial_lse, problem.out, problem.lse,
+        T, H, N * T * H, num_splits,
+        *problem.out.stride()[:3], *problem.lse.stride(),
+        VALUE_DIM=problem.value_dim, BLOCK_ROWS=block_rows, BLOCK_SPLITS=BLOCK_SPLITS,
+        num_warps=NUM_WARPS,
+    )  # fmt: skip
