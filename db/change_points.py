@@ -1,11 +1,41 @@
-"""Find where a series changed its level, and what the change belongs to."""
+"""Find where a series changed its level, and what the change belongs to.
+
+Three steps: take out what runner, environment and clocks explain; cut the rest into levels; look
+for the levels of what was explained. Nothing is random, a rising and a falling series are treated
+alike, and what makes a change good or bad is not known here.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from db.explained import clock_effect, identity_effect, switches
+from db.segmentation import (
+    REACH,
+    Boundary,
+    Logs,
+    Strictness,
+    judge,
+    median,
+    segment,
+)
+from db.series import Series, SeriesInputError, usable_series
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping, Sequence
+
+    from numpy.typing import ArrayLike
+
+__all__ = ["Cause", "ChangePoint", "SeriesInputError", "detect"]
 
 Cause = Literal["code", "dependency", "environment", "clock", "hardware", "noise", "unknown"]
+
+MIN_RESULTS = 6  # two levels of three
+# A clock has no noise of its own, so a short run of one value is no level yet.
+CLOCK_STRICTNESS = Strictness(min_segment=8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +52,119 @@ class ChangePoint:
     def to_dict(self) -> dict[str, Any]:
         """Give plain values for strict JSON."""
         return asdict(self)
+
+
+def detect(
+    values: ArrayLike,
+    *,
+    spread: ArrayLike | None = None,
+    covariates: Mapping[str, ArrayLike] | None = None,
+    epochs: Sequence[Hashable] | None = None,
+    runners: Sequence[Hashable] | None = None,
+) -> list[ChangePoint]:
+    """Find the change points of one series, in order; quadratic in its length.
+
+    Parameters
+    ----------
+    values : [n] float, in the order of the commits. A value that is missing, not finite or not
+        above 0 is a gap.
+    spread : [n] float, how far each value's samples lie apart, in the values' unit. A result that
+        scattered far more than its neighbours did is left out.
+    covariates : name to [n] float, clocks and the like: what, moving by the same ratio, explains.
+    epochs : [n], the runner environment of each value.
+    runners : [n], the runner of each value.
+
+    A change is `environment`, `hardware` or `clock` where one of those moved with it, `code` where
+    what was recorded did not, and `unknown` where nothing was recorded.
+
+    Raises
+    ------
+    SeriesInputError
+        An array is not one-dimensional or its length is not that of the values.
+    """
+    series = usable_series(values, spread, covariates or {}, epochs, runners)
+    if len(series.logs) < MIN_RESULTS:
+        return []
+    effects = _explain(series)
+    rest = series.logs - sum((effect.curve for effect in effects), np.zeros_like(series.logs))
+    levels = segment(rest, Strictness())
+    found: dict[int, ChangePoint] = {}
+    for effect in effects:
+        found.update(_explained_points(series, effect, rest, levels))
+    cause: Cause = "code" if series.is_witnessed else "unknown"
+    spans = _spans([boundary.index for boundary in levels], len(rest))
+    # What is left after all that is explained outweighs it where both meet.
+    for boundary, span in zip(levels, spans, strict=True):
+        point = _point(series, rest, span, boundary.p_value, cause)
+        found[point.index] = point
+    return [found[index] for index in sorted(found)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Effect:
+    """A curve that something other than the code explains, and where its levels begin."""
+
+    curve: Logs
+    starts: list[int]
+    cause: Cause
+
+
+def _explain(series: Series) -> list[_Effect]:
+    """Find what environments, runners and clocks explain, each of what the former left."""
+    rest, effects = series.logs, []
+    identities: list[tuple[list[Hashable] | None, Cause]] = [
+        (series.epochs, "environment"),
+        (series.runners, "hardware"),
+    ]
+    for labels, cause in identities:
+        starts = switches(labels or [])
+        if labels is not None and starts:
+            effects.append(_Effect(identity_effect(rest, labels), starts, cause))
+            rest = rest - effects[-1].curve
+    for clock in series.clocks:
+        curve = clock_effect(rest, clock)
+        if curve is not None:
+            starts = [boundary.index for boundary in segment(curve, CLOCK_STRICTNESS)]
+            effects.append(_Effect(curve, starts, "clock"))
+            rest = rest - curve
+    return effects
+
+
+def _explained_points(
+    series: Series, effect: _Effect, rest: Logs, levels: list[Boundary]
+) -> dict[int, ChangePoint]:
+    """Report the starts of an effect at which the level really changed."""
+    logs = rest + effect.curve
+    edges = sorted({*effect.starts, *(boundary.index for boundary in levels)})
+    points = {}
+    for span in _spans(edges, len(logs)):
+        boundary = judge(logs, span, Strictness())
+        if span[1] in effect.starts and boundary.strength >= 1.0:
+            point = _point(series, logs, span, boundary.p_value, effect.cause)
+            points[point.index] = point
+    return points
+
+
+def _spans(edges: list[int], size: int) -> list[tuple[int, int, int]]:
+    """Give each edge with the edges beside it."""
+    around = [0, *edges, size]
+    return list(zip(around, around[1:], around[2:], strict=False))
+
+
+def _point(
+    series: Series, logs: Logs, span: tuple[int, int, int], p_value: float, cause: Cause
+) -> ChangePoint:
+    """Describe a boundary in the values' unit, as it looks under what holds after it."""
+    start, index, end = span
+    before = logs[max(start, index - REACH) : index]
+    after = slice(index, min(end, index + REACH))
+    others = median(series.logs[after] - logs[after])
+    low, high = median(before) + others, median(logs[after]) + others
+    return ChangePoint(
+        index=int(series.indices[index]),
+        before=float(np.exp(low)),
+        after=float(np.exp(high)),
+        relative_change=float(np.expm1(high - low)),
+        p_value=p_value,
+        cause=cause,
+    )
