@@ -11,11 +11,17 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
+from db.errors import DbError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Direction = Literal["lower", "higher"]
 ResultStatus = Literal["ok", "failed", "skipped", "single-sample"]
+
+
+class DuplicateCaseError(DbError):
+    """One side of a comparison holds two results of one case."""
 
 
 class Verdict(StrEnum):
