@@ -177,7 +177,7 @@ class Result(Base):
 
     __tablename__ = "results"
     __table_args__ = (
-        UniqueConstraint("series_id", "commit_id", "digest"),
+        UniqueConstraint("series_id", "commit_id", "started_at_ms", "digest"),
         CheckConstraint(
             "(value IS NOT NULL) = (status IN ('ok', 'single-sample'))", name="value_iff_measured"
         ),
@@ -190,11 +190,10 @@ class Result(Base):
     runner_environment_id: Mapped[int | None] = mapped_column(
         ForeignKey("runner_environments.id"), comment="NULL = no window said"
     )
-    digest: Mapped[Digest] = mapped_column(comment="of the row as recorded, its start included")
-    content_digest: Mapped[Digest] = mapped_column(comment="of the row without its start")
     started_at_ms: Mapped[int | None] = mapped_column(
         BigInteger, comment="epoch of the last round's start; NULL = not recorded"
     )
+    digest: Mapped[Digest] = mapped_column(comment="of value, statistics and samples as recorded")
     duration_s: Mapped[float | None] = mapped_column(comment="of all cases of the benchmark")
     status: Mapped[Status]
     value: Mapped[float | None] = mapped_column(comment="median, in the metric's unit")
@@ -250,7 +249,9 @@ class Window(Base):
     version: Mapped[str | None] = mapped_column(String(200))
     param_values: Mapped[list[str]] = mapped_column(comment="as asv writes them, in order")
     claimed_commit: Mapped[str | None] = mapped_column(String(64), comment="NULL = not told")
-    claimed_machine: Mapped[str | None] = mapped_column(String(200), comment="NULL = not told")
+    claimed_machine: Mapped[str | None] = mapped_column(
+        String(200), comment="as told, else the only machine of its tree"
+    )
     invocation: Mapped[str] = mapped_column(String(200), comment="run id, else the file's name")
     process_number: Mapped[int | None]
     pid: Mapped[int] = mapped_column(BigInteger)

@@ -390,22 +390,16 @@ def upgrade() -> None:
             "runner_environment_id", sa.Integer(), nullable=True, comment="NULL = no window said"
         ),
         sa.Column(
-            "digest",
-            sa.BigInteger(),
-            nullable=False,
-            comment="of the row as recorded, its start included",
-        ),
-        sa.Column(
-            "content_digest",
-            sa.BigInteger(),
-            nullable=False,
-            comment="of the row without its start",
-        ),
-        sa.Column(
             "started_at_ms",
             sa.BigInteger(),
             nullable=True,
             comment="epoch of the last round's start; NULL = not recorded",
+        ),
+        sa.Column(
+            "digest",
+            sa.BigInteger(),
+            nullable=False,
+            comment="of value, statistics and samples as recorded",
         ),
         sa.Column(
             "duration_s", sa.Double(), nullable=True, comment="of all cases of the benchmark"
@@ -450,7 +444,11 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_results")),
         sa.UniqueConstraint(
-            "series_id", "commit_id", "digest", name=op.f("uq_results_series_id_commit_id_digest")
+            "series_id",
+            "commit_id",
+            "started_at_ms",
+            "digest",
+            name=op.f("uq_results_series_id_commit_id_started_at_ms_digest"),
         ),
     )
     with op.batch_alter_table("results", schema=None) as batch_op:
@@ -519,7 +517,10 @@ def upgrade() -> None:
         ),
         sa.Column("claimed_commit", sa.String(length=64), nullable=True, comment="NULL = not told"),
         sa.Column(
-            "claimed_machine", sa.String(length=200), nullable=True, comment="NULL = not told"
+            "claimed_machine",
+            sa.String(length=200),
+            nullable=True,
+            comment="as told, else the only machine of its tree",
         ),
         sa.Column(
             "invocation",

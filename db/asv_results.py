@@ -1,0 +1,276 @@
+"""asv's result files as records: one row a benchmark, one cell a case.
+
+Knows asv's formats 1 and 2 and their traps: rows are shorter than their columns, null is failed
+and NaN is skipped, a value may stand alone where a list is meant, `started_at` is that of the
+last round, results may belong to benchmarks that benchmarks.json no longer has.
+"""
+
+import math
+import struct
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import product, repeat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from db.benchmark_facts import BenchmarkFacts, orphan_facts
+from db.columns import Status
+from db.errors import IngestError
+from db.json_files import load_json, name_of, optional, require
+from db.labels import canonical_params
+
+NO_VERSION = ""  # results older than asv's versions of benchmarks
+STATS = (
+    "stats_q_25",
+    "stats_q_75",
+    "stats_ci_99_a",
+    "stats_ci_99_b",
+    "stats_number",
+    "stats_repeat",
+)
+LISTS = ("result", *STATS, "samples")
+NUMERIC = frozenset({float, int, type(None)})
+PACKED = struct.Struct("<6dqB")  # six numbers, how many samples, which status by its length
+
+
+class Cell(NamedTuple):
+    """One case's outcome; a plain tuple, because millions of them are made."""
+
+    params: str  # canonical
+    status: str
+    value: float | None
+    q25: float | None
+    q75: float | None
+    ci_low: float | None
+    ci_high: float | None
+    number: int | None
+    n: int | None
+    samples: tuple[float, ...]
+    digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkRow:
+    """All cases of one benchmark in one file."""
+
+    name: str
+    version: str
+    facts: BenchmarkFacts
+    started_at_ms: int | None
+    duration_s: float | None
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResultFile:
+    """One commit's results on one machine in one environment."""
+
+    path: Path
+    digest: int  # of its bytes
+    commit: str
+    committed_at_ms: int
+    python: str
+    requirements: Mapping[str, str]
+    env_vars: Mapping[str, str]
+    rows: tuple[BenchmarkRow, ...]
+
+
+def read_result_file(path: Path, benchmarks: Mapping[str, BenchmarkFacts]) -> ResultFile:
+    """Read one result file of format 1 or 2.
+
+    Raises
+    ------
+    IngestError
+        It is no JSON, breaks off early, or a value has not the type or number it must have.
+    """
+    found, raw = load_json(path)
+    where = str(path)
+    results = require(found, "results", dict, where)
+    columns = {name: _columns_of(found, name, results[name], where) for name in results}
+    return ResultFile(
+        path=path,
+        digest=digest_of(raw),
+        commit=require(found, "commit_hash", str, where),
+        committed_at_ms=int(require(found, "date", float, where)),
+        python=_without_path(str(found.get("python") or "")),
+        requirements=_declared(found, "requirements", where),
+        env_vars=_declared(found, "env_vars", where),
+        rows=tuple(
+            _row(name, values, benchmarks.get(name) or orphan_facts(name), f"{where}: {name}")
+            for name, values in columns.items()
+        ),
+    )
+
+
+def digest_of(content: bytes) -> int:
+    """Give a 64-bit number for some bytes, as both databases store it."""
+    return int.from_bytes(blake2b(content, digest_size=8).digest(), "big", signed=True)
+
+
+def _columns_of(found: dict[str, Any], name: str, row: object, where: str) -> dict[str, Any]:
+    """Give a benchmark's values by column, whatever the format."""
+    version = found.get("version")
+    if version == 2:
+        names = require(found, "result_columns", list, where)
+        if not isinstance(row, list):
+            raise IngestError(f"{where}: {name}: expected a list, got {name_of(row)}")
+        if len(row) > len(names):
+            raise IngestError(
+                f"{where}: {name}: expected at most {len(names)} columns, got {len(row)}"
+            )
+        # Trailing nulls are not written.
+        return dict(zip(names, row, strict=False))
+    if version in {None, 1}:
+        return _columns_of_format_1(found, name, row, where)
+    raise IngestError(f"{where}: version: expected 1 or 2, got {version!r}")
+
+
+def _columns_of_format_1(
+    found: dict[str, Any], name: str, row: object, where: str
+) -> dict[str, Any]:
+    """Spread what format 1 keeps in one object a benchmark and in tables beside the results."""
+    one = dict(row) if isinstance(row, dict) else {"result": row}
+    stats = one.get("stats")
+    listed = stats if isinstance(stats, list) else [stats]
+    columns = {key: one.get(key) for key in ("result", "params", "samples")}
+    for column, table in (
+        ("version", "benchmark_version"),
+        ("started_at", "started_at"),
+        ("duration", "duration"),
+    ):
+        columns[column] = (optional(found, table, dict, where) or {}).get(name)
+    for column in STATS:
+        columns[column] = [_format_1_stat(entry, column, where) for entry in listed]
+    return columns
+
+
+def _format_1_stat(entry: object, column: str, where: str) -> object:
+    if entry is None:
+        return None
+    if not isinstance(entry, dict):
+        raise IngestError(f"{where}: stats: expected objects, got {name_of(entry)}")
+    key = column.removeprefix("stats_")
+    if not key.startswith("ci_99"):
+        return entry.get(key)
+    low_high = optional(entry, "ci_99", list, where) or [None, None]
+    return low_high[0] if key.endswith("a") else low_high[-1]
+
+
+def _row(name: str, columns: dict[str, Any], facts: BenchmarkFacts, where: str) -> BenchmarkRow:
+    params = _param_lists(columns.get("params"), where)
+    cases = _cases(facts.param_names, params)
+    started_at = optional(columns, "started_at", float, where)
+    lists = [_one_each(columns.get(column), len(cases), column, where) for column in LISTS]
+    return BenchmarkRow(
+        name=name,
+        version=str(columns.get("version") or NO_VERSION),
+        facts=facts,
+        started_at_ms=None if started_at is None else int(started_at),
+        duration_s=optional(columns, "duration", float, where),
+        cells=tuple(
+            _cell(case, values, where)
+            for case, values in zip(cases, zip(*lists, strict=True), strict=True)
+        ),
+    )
+
+
+def _param_lists(value: object, where: str) -> tuple[tuple[str, ...], ...]:
+    if not value:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(one, list) for one in value):
+        raise IngestError(f"{where}: params: expected a list of lists, got {value!r:.80}")
+    return tuple(tuple(str(text) for text in one) for one in value)
+
+
+@lru_cache(maxsize=4096)
+def _cases(names: tuple[str, ...], params: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
+    """Name every case in asv's order: the last parameter runs fastest."""
+    return tuple(canonical_params(names, values) for values in product(*params))
+
+
+def _one_each(value: object, count: int, column: str, where: str) -> Iterable[Any]:
+    """Give one value for each case; a null stands for as many, a lone value for one."""
+    if value is None:
+        return repeat(None, count)
+    if column == "samples" and count == 1 and _is_flat(value):
+        return [value]
+    listed = value if isinstance(value, list) else [value]
+    if len(listed) != count:
+        raise IngestError(f"{where}: {column}: expected {count} values, got {len(listed)}")
+    return listed
+
+
+def _is_flat(value: object) -> bool:
+    """Tell the samples of one case written without the list of cases around them."""
+    return isinstance(value, list) and bool(value) and isinstance(value[0], (int, float))
+
+
+def _cell(params: str, values: tuple[Any, ...], where: str) -> Cell:
+    if not NUMERIC.issuperset(map(type, values[:-1])):
+        raise _not_a_number(values, where)
+    value, q25, q75, ci_low, ci_high, number, repeats = map(_finite, values[:-1])
+    samples = _samples(values[-1], where)
+    n = len(samples) if repeats is None else int(repeats)
+    status = _status(values[0], n)
+    packed = PACKED.pack(
+        *(math.nan if one is None else one for one in (value, q25, q75, ci_low, ci_high, number)),
+        n,
+        len(status),
+    )
+    return Cell(
+        params,
+        status,
+        value,
+        q25,
+        q75,
+        ci_low,
+        ci_high,
+        None if number is None else int(number),
+        n or None,
+        samples,
+        digest_of(packed + array("d", samples).tobytes()),
+    )
+
+
+def _not_a_number(values: tuple[Any, ...], where: str) -> IngestError:
+    column, value = next(
+        (column, value)
+        for column, value in zip(LISTS, values, strict=True)
+        if type(value) not in NUMERIC
+    )
+    return IngestError(f"{where}: {column}: expected a number or null, got {name_of(value)}")
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and -math.inf < value < math.inf else None
+
+
+def _status(value: float | None, n: int) -> str:
+    if value is None or math.isinf(value):
+        return Status.FAILED.value  # an infinite number is no measurement
+    if math.isnan(value):
+        return Status.SKIPPED.value
+    return Status.SINGLE_SAMPLE.value if n == 1 else Status.OK.value
+
+
+def _samples(value: object, where: str) -> tuple[float, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not NUMERIC.issuperset(map(type, value)):
+        raise IngestError(f"{where}: samples: expected a list of numbers, got {value!r:.80}")
+    return tuple(float(one) for one in value if _finite(one) is not None)
+
+
+def _declared(found: dict[str, Any], key: str, where: str) -> dict[str, str]:
+    """Give what a commit declares, without paths: they are the machine's, not the commit's."""
+    declared = optional(found, key, dict, where) or {}
+    return {str(name): _without_path(str(value or "")) for name, value in declared.items()}
+
+
+def _without_path(text: str) -> str:
+    """Keep the last part of a path; of an interpreter's, its version."""
+    last = text.replace("\\", "/").rpartition("/")[2]
+    return last.removeprefix("python") if last != text else text

@@ -1,0 +1,163 @@
+"""What git says of commits: order, subjects, author dates, and whose engine a commit holds.
+
+Reads only, a handful of git calls whatever the number of commits. Knows no database.
+"""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from db.errors import IngestError
+
+MAIN_BRANCHES = ("main", "master")
+ENGINE = "engine"
+FIELD = "\x1f"
+HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+LOG_FORMAT = FIELD.join(("%H", "%P", "%at", "%s"))
+
+
+@dataclass(frozen=True, slots=True)
+class CommitInfo:
+    """A commit as a history knows it."""
+
+    sha: str
+    authored_at_s: int
+    subject: str
+    branch: str | None  # the main branch if on its first-parent chain
+    position: int | None  # among the commits of the same source; None where order is not known
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A git repository on this machine."""
+
+    root: Path
+    git: str
+
+    def known(self, shas: Iterable[str]) -> set[str]:
+        """Give those of the commits that are in the repository."""
+        asked = [sha for sha in dict.fromkeys(shas) if HASH.fullmatch(sha)]
+        answers = self._kinds([f"{sha}^{{commit}}" for sha in asked])
+        return {sha for sha, answer in zip(asked, answers, strict=True) if answer is not None}
+
+    def engine_trees(self, shas: Iterable[str]) -> dict[str, str | None]:
+        """Give the hash of engine/ in each known commit; None in one without it."""
+        asked = sorted(self.known(shas))
+        answers = self._kinds([f"{sha}:{ENGINE}" for sha in asked])
+        return dict(zip(asked, answers, strict=True))
+
+    def history(self, shas: Iterable[str]) -> dict[str, CommitInfo]:
+        """Give what is known of the commits, ranked so that a parent comes before its children.
+
+        On the first-parent chain of the main branch the ranks are the chain's order. A shallow
+        clone does not know the order: parents of its oldest commits are missing.
+        """
+        wanted = self.known(shas)
+        if not wanted:
+            return {}
+        branch, tips = self._main_branch()
+        lines = self._run(
+            ["log", "--topo-order", "--reverse", "--stdin", f"--format={LOG_FORMAT}"],
+            "\n".join([*tips, *sorted(wanted)]),
+        ).split("\n")
+        rows = [line.split(FIELD, 3) for line in lines if FIELD in line]
+        chain = _first_parent_chain(tips, {row[0]: row[1].split() for row in rows})
+        shallow = self._run(["rev-parse", "--is-shallow-repository"]).strip() == "true"
+        return {
+            sha: CommitInfo(
+                sha,
+                int(authored_at),
+                subject,
+                branch if sha in chain else None,
+                None if shallow else position,
+            )
+            for position, (sha, _, authored_at, subject) in enumerate(rows)
+            if sha in wanted
+        }
+
+    def _main_branch(self) -> tuple[str, list[str]]:
+        """Give the main branch's name and its tips, here and at the origin; else HEAD."""
+        for name in MAIN_BRANCHES:
+            refs = self._run(
+                [
+                    "for-each-ref",
+                    "--format=%(objectname)",
+                    f"refs/heads/{name}",
+                    f"refs/remotes/origin/{name}",
+                ]
+            ).split()
+            if refs:
+                return name, refs
+        return "HEAD", self._run(["rev-parse", "HEAD"]).split()
+
+    def _kinds(self, names: Sequence[str]) -> list[str | None]:
+        """Give the hash each name stands for, None where it stands for nothing."""
+        if not names:
+            return []
+        answers = self._run(["cat-file", "--batch-check"], "\n".join(names) + "\n").splitlines()
+        return [
+            None if line.endswith((" missing", " ambiguous")) else line.split()[0]
+            for line in answers
+        ]
+
+    def _run(self, arguments: Sequence[str], text: str | None = None) -> str:
+        outcome = subprocess.run(  # noqa: S603 - no shell; hashes go through standard input
+            [self.git, "-C", str(self.root), *arguments],
+            input=text,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+        )
+        if outcome.returncode != 0:
+            reason = outcome.stderr.strip().splitlines() or ["no reason given"]
+            raise IngestError(f"git {arguments[0]}: expected an answer, got {reason[0]}")
+        return outcome.stdout
+
+
+def open_repository(path: Path) -> Repository | None:
+    """Give the repository a folder lies in; None where there is none or no git."""
+    git = shutil.which("git")
+    if git is None or not path.is_dir():
+        return None
+    outcome = subprocess.run(  # noqa: S603 - no shell, every word is ours
+        [git, "-C", str(path), "rev-parse", "--git-dir"], capture_output=True, check=False
+    )
+    return Repository(path, git) if outcome.returncode == 0 else None
+
+
+def read_recorded_order(path: Path) -> list[CommitInfo]:
+    """Read commits.tsv: what `git log --reverse --first-parent --format=%H%x09%at%x09%s` wrote.
+
+    Raises
+    ------
+    IngestError
+        A line has not three fields, or no number in the second.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise IngestError(f"{path}: expected a readable text, got {error}") from None
+    found = []
+    for number, line in enumerate(lines):
+        fields = line.split("\t", 2)
+        if len(fields) < 3 or not fields[1].lstrip("-").isdecimal():
+            raise IngestError(
+                f"{path}:{number + 1}: expected hash, author time and subject between tabs"
+            )
+        found.append(CommitInfo(fields[0], int(fields[1]), fields[2], None, number))
+    return found
+
+
+def _first_parent_chain(tips: Sequence[str], parents: dict[str, list[str]]) -> set[str]:
+    chain: set[str] = set()
+    for tip in tips:
+        sha: str | None = tip
+        while sha is not None and sha not in chain:
+            chain.add(sha)
+            above = parents.get(sha, [])
+            sha = above[0] if above else None
+    return chain

@@ -1,0 +1,275 @@
+"""Result files as rows: identities first, then only what is not there yet, in bulk.
+
+A result is there if its series, commit, start and digest are. asv gives a benchmark one start, so
+a file rewritten for some cases repeats the others under the new start; a repeated case that has
+statistics carries the same digest and is the measurement that is there already.
+"""
+
+import datetime as dt
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select
+
+from db.asv_results import BenchmarkRow, Cell, ResultFile, digest_of
+from db.columns import OrderBasis
+from db.labels import variant_label
+from db.models import (
+    Benchmark,
+    Commit,
+    Machine,
+    Metric,
+    Result,
+    Run,
+    Sample,
+    Series,
+    Variant,
+)
+from db.registry import Registry, table_of
+
+CELLS_AT_ONCE = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFile:
+    """A result file, the machine it is of, and the cases of it that must not be stored."""
+
+    machine: str
+    file: ResultFile
+    refused: frozenset[tuple[str, str]] = frozenset()  # benchmark and canonical params
+
+
+@dataclass(slots=True)
+class StoreCounts:
+    """What became of the values so far."""
+
+    files: int = 0
+    values: int = 0
+    new_results: int = 0
+    unchanged: int = 0
+    failed: int = 0
+    skipped: int = 0
+    withdrawn: int = 0
+    commits: set[int] = field(default_factory=set)
+
+
+class ResultStore:
+    """Stores result files within one write transaction."""
+
+    def __init__(self, connection: Connection, now: dt.datetime) -> None:
+        self.counts = StoreCounts()
+        self.commits = Registry(connection, Commit, ["sha"])
+        self.machines = Registry(connection, Machine, ["name"])
+        self.benchmarks = Registry(connection, Benchmark, ["name", "version"])
+        self._connection = connection
+        self._now = now
+        self._metrics = Registry(connection, Metric, ["name", "unit", "direction"])
+        self._variants = Registry(connection, Variant, ["digest"])
+        self._series = Registry(
+            connection,
+            Series,
+            ["benchmark_id", "params", "metric_id", "machine_id", "variant_id"],
+        )
+        self._runs = Registry(
+            connection, Run, ["commit_id", "machine_id", "variant_id", "source_digest"]
+        )
+        self._pending: list[MachineFile] = []
+        self._pending_cells = 0
+
+    def add(self, entry: MachineFile) -> None:
+        """Take a file in; rows are written once enough of them have come together."""
+        self._pending.append(entry)
+        self._pending_cells += sum(len(row.cells) for row in entry.file.rows)
+        if self._pending_cells >= CELLS_AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was taken in."""
+        pending, self._pending, self._pending_cells = self._pending, [], 0
+        if not pending:
+            return
+        runs = self._run_rows(pending)
+        stored = self._stored({run["commit_id"] for run in runs} - self.commits.created)
+        fresh: list[dict[str, Any]] = []
+        for entry, run in zip(pending, runs, strict=True):
+            new = list(self._new_results(entry, run, stored))
+            self.counts.files += 1
+            self.counts.commits.add(run["commit_id"])
+            if new:
+                fresh.append(run | {"results": new})
+        self._write(fresh)
+
+    def _run_rows(self, entries: Sequence[MachineFile]) -> list[dict[str, Any]]:
+        commits = self.commits.ids([_commit_row(entry.file) for entry in entries])
+        variants = self._variants.ids([_variant_row(entry.file) for entry in entries])
+        return [
+            {
+                "commit_id": commit_id,
+                "machine_id": self.machines.id({"name": entry.machine}),
+                "variant_id": variant_id,
+                "invocation": None,
+                "source_digest": entry.file.digest,
+                "ingested_at": self._now,
+                "findings": None,
+            }
+            for entry, commit_id, variant_id in zip(entries, commits, variants, strict=True)
+        ]
+
+    def _stored(self, commit_ids: set[int]) -> set[tuple[Any, ...]]:
+        """Give the keys of what these commits have: with the start, and without where measured."""
+        keys: set[tuple[Any, ...]] = set()
+        ids = sorted(commit_ids)
+        for start in range(0, len(ids), 500):
+            query = select(
+                Result.series_id, Result.commit_id, Result.started_at_ms, Result.digest, Result.n
+            ).where(Result.commit_id.in_(ids[start : start + 500]))
+            for series_id, commit_id, started_at_ms, digest, n in self._connection.execute(query):
+                keys.add((series_id, commit_id, started_at_ms, digest))
+                if n is not None:
+                    keys.add((series_id, commit_id, digest))
+        return keys
+
+    def _new_results(
+        self, entry: MachineFile, run: dict[str, Any], stored: set[tuple[Any, ...]]
+    ) -> Iterator[dict[str, Any]]:
+        counts, commit_id = self.counts, run["commit_id"]
+        cells = [(row, cell) for row in entry.file.rows for cell in row.cells]
+        series_ids = self._series_ids(entry.file.rows, run)
+        counts.values += len(cells)
+        for (row, cell), series_id in zip(cells, series_ids, strict=True):
+            counts.failed += cell.status == "failed"
+            counts.skipped += cell.status == "skipped"
+            key = (series_id, commit_id, row.started_at_ms, cell.digest)
+            content = (series_id, commit_id, cell.digest)
+            if (row.name, cell.params) in entry.refused:
+                self._withdraw(content)
+                continue
+            if key in stored or content in stored:
+                counts.unchanged += 1
+                continue
+            counts.new_results += 1
+            stored.add(key)
+            if cell.n is not None:
+                stored.add(content)
+            yield _result_row(row, cell, series_id, commit_id)
+
+    def _withdraw(self, content: tuple[int, int, int]) -> None:
+        """Delete what was stored before its provenance was known to be false."""
+        series_id, commit_id, digest = content
+        deleted = self._connection.execute(
+            delete(Result).where(
+                Result.series_id == series_id,
+                Result.commit_id == commit_id,
+                Result.digest == digest,
+            )
+        )
+        self.counts.withdrawn += deleted.rowcount
+
+    def _series_ids(self, rows: Sequence[BenchmarkRow], run: dict[str, Any]) -> list[int]:
+        benchmarks = self.benchmarks.ids(
+            [
+                {
+                    "name": row.name,
+                    "version": row.version,
+                    "kind": row.facts.kind,
+                    "param_names": list(row.facts.param_names),
+                }
+                for row in rows
+            ]
+        )
+        metrics = self._metrics.ids(
+            [
+                {
+                    "name": row.facts.metric.name,
+                    "unit": row.facts.metric.unit,
+                    "direction": row.facts.metric.direction,
+                }
+                for row in rows
+            ]
+        )
+        return self._series.ids(
+            [
+                {
+                    "benchmark_id": benchmark_id,
+                    "params": cell.params,
+                    "metric_id": metric_id,
+                    "machine_id": run["machine_id"],
+                    "variant_id": run["variant_id"],
+                }
+                for row, benchmark_id, metric_id in zip(rows, benchmarks, metrics, strict=True)
+                for cell in row.cells
+            ]
+        )
+
+    def _write(self, runs: Sequence[dict[str, Any]]) -> None:
+        """Write runs, their results and the samples of these."""
+        results = [run.pop("results") for run in runs]
+        run_ids = self._runs.ids(runs)
+        rows = [
+            row | {"run_id": run_id}
+            for run_id, found in zip(run_ids, results, strict=True)
+            for row in found
+        ]
+        plain = [row for row in rows if not row["samples"]]
+        sampled = [row for row in rows if row["samples"]]
+        for row in plain:
+            del row["samples"]
+        if plain:
+            self._connection.execute(insert(table_of(Result)), plain)
+        if sampled:
+            self._write_sampled(sampled)
+
+    def _write_sampled(self, rows: Sequence[dict[str, Any]]) -> None:
+        samples = [row.pop("samples") for row in rows]
+        statement = insert(table_of(Result)).returning(Result.id, sort_by_parameter_order=True)
+        ids = self._connection.scalars(statement, rows).all()
+        self._connection.execute(
+            insert(table_of(Sample)),
+            [
+                {"result_id": result_id, "position": position, "value": value}
+                for result_id, values in zip(ids, samples, strict=True)
+                for position, value in enumerate(values)
+            ],
+        )
+
+
+def _commit_row(file: ResultFile) -> dict[str, Any]:
+    return {
+        "sha": file.commit,
+        "committed_at": dt.datetime.fromtimestamp(file.committed_at_ms / 1000, dt.UTC),
+        "order_basis": OrderBasis.DATE,
+        "external": False,
+    }
+
+
+def _variant_row(file: ResultFile) -> dict[str, Any]:
+    identity = (file.python, sorted(file.requirements.items()), sorted(file.env_vars.items()))
+    return {
+        "label": variant_label(file.python, file.requirements, file.env_vars),
+        "python": file.python,
+        "requirements": dict(file.requirements),
+        "env_vars": dict(file.env_vars),
+        "digest": digest_of(repr(identity).encode()),
+    }
+
+
+def _result_row(row: BenchmarkRow, cell: Cell, series_id: int, commit_id: int) -> dict[str, Any]:
+    return {
+        "series_id": series_id,
+        "commit_id": commit_id,
+        "runner_environment_id": None,
+        "started_at_ms": row.started_at_ms,
+        "digest": cell.digest,
+        "duration_s": row.duration_s,
+        "status": cell.status,
+        "value": cell.value,
+        "q25": cell.q25,
+        "q75": cell.q75,
+        "ci_low": cell.ci_low,
+        "ci_high": cell.ci_high,
+        "number": cell.number,
+        "n": cell.n,
+        "dirty": False,
+        "samples": cell.samples,
+    }
