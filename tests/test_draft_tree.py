@@ -258,6 +258,21 @@ def test_the_nodes_are_the_heaviest_prefixes_in_order(log_probs, budget):
     assert tree.path_log_probs[1:].tolist() == [weights[ranks] for ranks in best]
 
 
+def test_weights_are_summed_in_the_reference_order():
+    log_probs = torch.randn(5, 12, generator=torch.Generator().manual_seed(1)).log_softmax(1)
+    log_probs = log_probs.sort(dim=1, descending=True).values
+
+    tree = tree_of(log_probs.tolist(), 300)
+
+    for ranks, weight in zip(ranks_of(tree), tree.path_log_probs[1:].tolist(), strict=True):
+        summed = 0.0
+        for row, rank in zip(log_probs.tolist(), ranks, strict=False):
+            summed += row[0]
+            for left, right in itertools.pairwise(row[: rank + 1]):
+                summed = summed - left + right  # from left to right, each step rounded
+        assert weight == summed
+
+
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**31), horizon=st.integers(0, 7), budget=st.integers(0, 80))
 def test_every_tree_from_logits_keeps_the_laws(seed, horizon, budget):
