@@ -1,7 +1,14 @@
-"""Say why a case is slow: its floor, what its counters support, and what nobody tested."""
+"""Say why a case is slow: its floor, what its counters support, and what nobody tested.
+
+Every line carries its number, its evidence and its status. A counter that agrees with a cause is
+not a test of it: what no factor was varied for is `consistent` or `untested`, however obvious.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from db.counters import FAR_FROM_FLOOR, counter_claims, is_slow
 from db.evidence import (
     CaseDiagnosis,
     Ceilings,
@@ -12,6 +19,11 @@ from db.evidence import (
     LineFit,
     Status,
 )
+from db.floors import KV_ALONE, diagnose_case
+from db.scaling import context_findings, page_size_claim
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "CaseDiagnosis",
@@ -22,4 +34,138 @@ __all__ = [
     "EvidencePoint",
     "LineFit",
     "Status",
+    "diagnose",
 ]
+
+UNDER_THE_FLOOR = 0.95  # of the floor: a ceiling is itself measured, a few percent are forgiven
+
+
+def diagnose(evidence: Evidence) -> Diagnosis:
+    """Hold every case against its floor and say what the evidence as a whole supports."""
+    points = tuple(point for point in evidence.points if point.time_s > 0.0)
+    cases = tuple(diagnose_case(point, evidence) for point in points)
+    claims: list[Claim] = []
+    for point, case in zip(points, cases, strict=True):
+        claims += _case_claims(point, case, evidence)
+    slow = [point for point, case in zip(points, cases, strict=True) if is_slow(point, case)]
+    fits, context_claims = context_findings(points)
+    whole = [_partial_floor(cases, evidence), page_size_claim(slow, points)]
+    claims += [claim for claim in whole if claim is not None] + context_claims
+    return Diagnosis(
+        evidence.label, evidence.gpu, evidence.peak_source, cases, tuple(claims), tuple(fits)
+    )
+
+
+def _case_claims(point: EvidencePoint, case: CaseDiagnosis, evidence: Evidence) -> list[Claim]:
+    rules: tuple[Callable[[EvidencePoint, CaseDiagnosis, Evidence], Claim | None], ...] = (
+        _distance,
+        _under_the_floor,
+        _bound,
+        _largest_stage,
+    )
+    found = [rule(point, case, evidence) for rule in rules]
+    return [claim for claim in found if claim is not None] + counter_claims(point, case, evidence)
+
+
+def _distance(point: EvidencePoint, case: CaseDiagnosis, evidence: Evidence) -> Claim | None:
+    """Give the distance from the floor, and what that floor leaves out."""
+    if case.floor_ratio is None or case.floor_ms is None:
+        return None
+    floor = "KV-read floor" if case.bytes_basis == KV_ALONE else "floor"
+    return Claim(
+        name="distance_from_floor",
+        statement=(
+            f"{case.time_ms:.4g} ms is {case.floor_ratio:.3g} times its {floor} of "
+            f"{case.floor_ms:.3g} ms ({case.floor_basis})"
+        ),
+        value=case.floor_ratio,
+        unit="times the floor",
+        evidence=_rate(case, evidence),
+        status=Status.SUPPORTED,
+        case=point.name,
+        is_alarm=case.floor_ratio >= FAR_FROM_FLOOR,
+    )
+
+
+def _partial_floor(cases: Sequence[CaseDiagnosis], evidence: Evidence) -> Claim | None:
+    """Say so where the floors are less than the whole work, or held against a datasheet."""
+    partial = [case for case in cases if case.bytes_basis == KV_ALONE and case.kv_floor_ratio]
+    if not partial:
+        return None
+    worst = max(case.kv_floor_ratio or 0.0 for case in partial)
+    return Claim(
+        name="floor_is_partial",
+        statement=(
+            f"these floors are KV bytes alone against a {evidence.peak_source} peak; a step's whole "
+            "floor, with the weights it must read, is several times larger, so the step as a whole "
+            "is nearer to it"
+        ),
+        value=worst,
+        unit="times the floor, at most",
+        evidence=f"{len(partial)} of {len(cases)} cases record no bytes but their KV",
+        status=Status.UNTESTED,
+    )
+
+
+def _rate(case: CaseDiagnosis, evidence: Evidence) -> str:
+    if case.effective_gb_s is None or case.fraction_of_peak is None:
+        return f"n = {case.n}, {case.floor_basis}"
+    return (
+        f"{case.bytes_basis}: {case.effective_gb_s:.3g} GB/s, {case.fraction_of_peak:.2%} of the "
+        f"{evidence.peak_source} peak, n = {case.n}"
+    )
+
+
+def _under_the_floor(point: EvidencePoint, case: CaseDiagnosis, evidence: Evidence) -> Claim | None:
+    """Doubt a time in which the work cannot have been done."""
+    if case.floor_ratio is None or case.floor_ratio >= UNDER_THE_FLOOR:
+        return None
+    return Claim(
+        name="under_the_floor",
+        statement=(
+            f"{case.time_ms:.4g} ms is under its floor of {case.floor_ms:.4g} ms: this is not the "
+            "time of this work, or the work came from a cache"
+        ),
+        value=case.floor_ratio,
+        unit="times the floor",
+        evidence=_rate(case, evidence),
+        status=Status.SUPPORTED,
+        case=point.name,
+        is_alarm=True,
+    )
+
+
+def _bound(point: EvidencePoint, case: CaseDiagnosis, evidence: Evidence) -> Claim | None:
+    """Name what the case is bound by where rates or counters show it."""
+    if case.bound is None:
+        return None
+    share = point.counters.get("gpm_sm_active_pct", point.counters.get("utilization_gpu_pct"))
+    by_rate = 100.0 * (case.fraction_of_peak or 0.0)
+    is_rate = case.bound in {"bandwidth", "compute"} or share is None
+    return Claim(
+        name="bound_by",
+        statement=f"bound by {case.bound}",
+        value=by_rate if is_rate else share or 0.0,
+        unit="% of the read peak" if is_rate else "% active",
+        evidence=_rate(case, evidence),
+        status=Status.SUPPORTED,
+        case=point.name,
+    )
+
+
+def _largest_stage(point: EvidencePoint, case: CaseDiagnosis, _evidence: Evidence) -> Claim | None:
+    """Say where the time of a step goes."""
+    if not case.stage_shares or not point.stage_seconds:
+        return None
+    stage = max(case.stage_shares, key=lambda name: (case.stage_shares or {})[name])
+    share = case.stage_shares[stage]
+    listed = ", ".join(f"{name} {s * 1e3:.4g} ms" for name, s in point.stage_seconds.items())
+    return Claim(
+        name="largest_stage",
+        statement=f"{stage} takes {share:.0%} of the step",
+        value=100.0 * share,
+        unit="% of the step",
+        evidence=listed,
+        status=Status.SUPPORTED,
+        case=point.name,
+    )

@@ -154,6 +154,7 @@ class Diagnosis:
             "peak_source": self.peak_source,
             "cases": [_case_dict(case) for case in self.cases],
             "claims": [jsonable(asdict(claim)) for claim in self.claims],
+            "fit": None if self.fit is None else jsonable(asdict(self.fit)),
             "fits": [jsonable(asdict(fit)) for fit in self.fits],
         }
 

@@ -1,0 +1,219 @@
+"""What cases that differ in one parameter say together: growth over context, and page size."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from db.evidence import Claim, Status
+from db.line_fit import fit_line, fixed_part, off_the_line, straight_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from db.evidence import EvidencePoint, LineFit
+
+CONTEXT_NAMES = frozenset({"context", "context_len", "context_tokens"})
+PAGE_NAME = "page_size"
+MIN_CONTEXTS = 3  # fewer are no series over context
+MIN_FIXED_SHARE = 0.5  # of the shortest context's time: what does not grow must be most of it
+SHORT_CONTEXT = 1.0 / 16.0  # of the longest, from where that may be expected
+PAGE_SIZE_MATTERS = 1.1  # slowest over fastest page size, above the few percent of peer kernels
+
+
+@dataclass(frozen=True, slots=True)
+class _Sweep:
+    """One case over its contexts, shortest first."""
+
+    label: str
+    points: tuple[EvidencePoint, ...]
+    num_bytes: NDArray[np.float64]  # what grows with the context
+    times_s: NDArray[np.float64]
+
+    @property
+    def t0_ms(self) -> float:
+        """Where the plain straight line begins."""
+        return straight_line(self.num_bytes, self.times_s)[0] * 1e3
+
+
+def context_findings(points: Sequence[EvidencePoint]) -> tuple[list[LineFit], list[Claim]]:
+    """Fit every case over its contexts, and name what does not fit."""
+    fits, claims = [], []
+    for sweep in _sweeps(points):
+        fit = fit_line(sweep.label, sweep.num_bytes, sweep.times_s)
+        fits.append(fit)
+        claims += [_fit_claim(sweep, fit), _excess(sweep), _suspect(sweep, fit)]
+    return fits, [claim for claim in claims if claim is not None]
+
+
+def page_size_claim(slow: Sequence[EvidencePoint], points: Sequence[EvidencePoint]) -> Claim | None:
+    """Say what page size is worth, or that nobody varied it; nothing where nothing is slow."""
+    if not any(point.kv_bytes for point in slow):
+        return None
+    groups = _grouped(points, lambda name: name == PAGE_NAME)
+    ratios = {
+        label: max(group, key=_time).time_s / min(group, key=_time).time_s
+        for label, group in groups.items()
+        if len({_param(point, PAGE_NAME) for point in group}) > 1
+    }
+    if not ratios:
+        return _untested_page_size(points)
+    label = max(ratios, key=lambda name: ratios[name])
+    matters = ratios[label] >= PAGE_SIZE_MATTERS
+    verdict = "matters" if matters else "is not the cause"
+    return Claim(
+        name="page_size",
+        statement=f"page_size {verdict}: it is worth {ratios[label]:.3g} times",
+        value=ratios[label],
+        unit="times, slowest over fastest page size",
+        evidence=f"{label}: {_page_sizes(groups[label])}, all else equal",
+        status=Status.SUPPORTED,
+        is_alarm=matters,
+    )
+
+
+def _untested_page_size(points: Sequence[EvidencePoint]) -> Claim:
+    sizes = {size for point in points if (size := _param(point, PAGE_NAME)) is not None}
+    measured = f"page_size {', '.join(sorted(sizes))}" if sizes else "no page_size"
+    how = "a single page size was measured" if len(sizes) == 1 else "it was not varied alone"
+    return Claim(
+        name="page_size",
+        statement=f"page_size as the cause: untested here, {how}",
+        value=float(len(sizes)),
+        unit="page sizes measured",
+        evidence=f"{measured} recorded over {len(points)} cases",
+        status=Status.UNTESTED,
+    )
+
+
+def _fit_claim(sweep: _Sweep, fit: LineFit) -> Claim:
+    if fit.refused is not None:
+        return Claim(
+            name="context_fit",
+            statement=f"no straight line over context: {fit.refused}",
+            value=sweep.t0_ms,
+            unit="ms at no context, by the refused line",
+            evidence=f"{sweep.label}: {_times(sweep)}",
+            status=Status.SUPPORTED if len(sweep.points) > MIN_CONTEXTS else Status.UNTESTED,
+        )
+    return Claim(
+        name="context_fit",
+        statement=(
+            f"{fit.t0_ms:.3g} ms [{fit.t0_low_ms:.3g}, {fit.t0_high_ms:.3g}] do not grow with "
+            f"context, the rest runs at {fit.bandwidth_gb_s:.3g} GB/s"
+        ),
+        value=fit.bandwidth_gb_s or 0.0,
+        unit="GB/s",
+        evidence=f"{sweep.label}: line through {fit.n_points} contexts",
+        status=Status.SUPPORTED,
+    )
+
+
+def _excess(sweep: _Sweep) -> Claim | None:
+    """Name the one context that leaves the line of the others."""
+    off = off_the_line(sweep.num_bytes, sweep.times_s)
+    if off is None:
+        return None
+    point, others = sweep.points[off.index], len(sweep.points) - 1
+    side = "above" if off.ratio > 1.0 else "below"
+    return Claim(
+        name="excess_over_line",
+        statement=(
+            f"{_ms(point)} at {point.context_tokens:,} tokens lies {off.ratio:.2g} times the line "
+            f"of the other {others} points, {side} it: something else begins there"
+        ),
+        value=off.ratio,
+        unit="times the line of the others",
+        evidence=f"{sweep.label}: {_times(sweep)}",
+        status=Status.SUPPORTED,
+        case=point.name,
+        is_alarm=True,
+    )
+
+
+def _suspect(sweep: _Sweep, fit: LineFit) -> Claim | None:
+    """Doubt a shortest context that leaves next to nothing for what does not grow."""
+    point = sweep.points[0]
+    if fit.refused is None or sweep.t0_ms >= 0.0:
+        return None
+    fixed_ms = fixed_part(sweep.num_bytes, sweep.times_s) * 1e3
+    is_short = sweep.num_bytes[0] <= SHORT_CONTEXT * sweep.num_bytes[-1]
+    if not is_short or fixed_ms >= MIN_FIXED_SHARE * point.time_s * 1e3:
+        return None
+    return Claim(
+        name="suspect_point",
+        statement=(
+            f"{_ms(point)} at {point.context_tokens:,} tokens is suspect: it leaves "
+            f"{max(fixed_ms, 0.0):.2g} ms for weights, launches and all else that does not grow"
+            + _per_token(point)
+        ),
+        value=point.time_s * 1e3,
+        unit="ms",
+        evidence=f"{sweep.label}: {_times(sweep)}, each weighed by its own time",
+        status=Status.UNTESTED,
+        case=point.name,
+        is_alarm=True,
+    )
+
+
+def _per_token(point: EvidencePoint) -> str:
+    length = point.commit_length
+    if length is None or length <= 1.0:
+        return ""
+    per_step = point.time_s * length * 1e3
+    return f"; as a time per token it would be {per_step:.3g} ms a step of {length:g} tokens"
+
+
+def _sweeps(points: Sequence[EvidencePoint]) -> list[_Sweep]:
+    """Group the cases that differ in context alone."""
+    sweeps = []
+    grown = [point for point in points if point.context_tokens and _growing_bytes(point)]
+    for label, group in _grouped(grown, CONTEXT_NAMES.__contains__).items():
+        ordered = tuple(sorted(group, key=lambda point: point.context_tokens or 0))
+        num_bytes = np.asarray([_growing_bytes(point) for point in ordered], dtype=np.float64)
+        if len(np.unique(num_bytes)) >= MIN_CONTEXTS:
+            times_s = np.asarray([point.time_s for point in ordered], dtype=np.float64)
+            sweeps.append(_Sweep(label, ordered, num_bytes, times_s))
+    return sweeps
+
+
+def _grouped(
+    points: Sequence[EvidencePoint], is_varied: Callable[[str], bool]
+) -> dict[str, list[EvidencePoint]]:
+    """Group the cases by their benchmark and every parameter but the varied one."""
+    groups: dict[str, list[EvidencePoint]] = defaultdict(list)
+    for point in points:
+        kept = [item for item in point.params.split(", ") if not is_varied(item.split("=")[0])]
+        label = f"{point.benchmark}({', '.join(kept)})" if any(kept) else point.benchmark
+        groups[label].append(point)
+    return groups
+
+
+def _growing_bytes(point: EvidencePoint) -> int | None:
+    return point.bytes if point.kv_bytes is None else point.kv_bytes
+
+
+def _param(point: EvidencePoint, name: str) -> str | None:
+    pairs = dict(item.split("=", 1) for item in point.params.split(", ") if "=" in item)
+    return pairs.get(name)
+
+
+def _time(point: EvidencePoint) -> float:
+    return point.time_s
+
+
+def _ms(point: EvidencePoint) -> str:
+    return f"{point.time_s * 1e3:.4g} ms"
+
+
+def _times(sweep: _Sweep) -> str:
+    return ", ".join(f"{_ms(point)} at {point.context_tokens:,}" for point in sweep.points)
+
+
+def _page_sizes(group: Sequence[EvidencePoint]) -> str:
+    return ", ".join(f"page {_param(point, PAGE_NAME)} {_ms(point)}" for point in group)
