@@ -1,1 +1,77 @@
-"""A DDTree speculative-decoding engine. Read `engine/decoder.py` first."""
+"""A DDTree speculative-decoding engine: what a target would say, several tokens a step.
+
+`decoder.py` is the file to read first. The names below are the engine's public ones; kernels have
+their own in `engine.kernels`.
+"""
+
+from engine.batch import Snapshot, StepBatch, StepResult
+from engine.config import DrafterConfig, EngineConfig, TargetConfig, YarnConfig
+from engine.cost import step_bytes
+from engine.decoder import Engine
+from engine.draft_tree import (
+    Acceptance,
+    DraftTree,
+    accept,
+    accept_batch,
+    build_draft_tree,
+    build_from_log_probs,
+)
+from engine.drafter import Drafter, DraftModel
+from engine.errors import (
+    BackendError,
+    BudgetError,
+    CacheError,
+    ConfigError,
+    EngineError,
+    OutOfPagesError,
+    RequestError,
+    ShapeError,
+    WeightsError,
+)
+from engine.observer import STAGES, StageObserver
+from engine.planted import PlantedDrafter, record_continuation
+from engine.presets import Preset, preset
+from engine.sequence import Generation
+from engine.target import Target
+from engine.weights import load_drafter, load_target, save_drafter, save_target
+
+__all__ = [
+    "STAGES",
+    "Acceptance",
+    "BackendError",
+    "BudgetError",
+    "CacheError",
+    "ConfigError",
+    "DraftModel",
+    "DraftTree",
+    "Drafter",
+    "DrafterConfig",
+    "Engine",
+    "EngineConfig",
+    "EngineError",
+    "Generation",
+    "OutOfPagesError",
+    "PlantedDrafter",
+    "Preset",
+    "RequestError",
+    "ShapeError",
+    "Snapshot",
+    "StageObserver",
+    "StepBatch",
+    "StepResult",
+    "Target",
+    "TargetConfig",
+    "WeightsError",
+    "YarnConfig",
+    "accept",
+    "accept_batch",
+    "build_draft_tree",
+    "build_from_log_probs",
+    "load_drafter",
+    "load_target",
+    "preset",
+    "record_continuation",
+    "save_drafter",
+    "save_target",
+    "step_bytes",
+]
