@@ -1,0 +1,343 @@
+"""Suites are declarations: one identity in every profile, one sidecar line for each process."""
+
+import importlib
+import itertools
+import json
+import math
+import os
+import pkgutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import asv.benchmark
+import pytest
+import torch
+
+import benchmarks
+from benchmarks import _sidecar
+from benchmarks._regimes import PROFILES, UnknownProfileError, profile_named, step_axes, tree_axes
+from benchmarks._suite import CaseFacts, SuiteError, WallClock, _Suite
+from benchmarks.step import Step
+from benchmarks.tree import Accept, Build, Compact
+
+ROOT = Path(__file__).parent.parent
+MOST_QUICK_CASES = 25
+SIDECAR_KEYS = [
+    *("schema", "benchmark", "params", "version", "window_id", "run_id", "commit", "machine"),
+    *("process_number", "pid", "n", "median_s", "samples_s", "started_at", "ended_at", "timer"),
+    *("stage_seconds", "commit_length", "bytes", "kv_bytes", "flops", "context_tokens", "programs"),
+    *("ceilings", "device", "counters", "validity", "provenance"),
+]
+
+
+class Sleeper(_Suite):
+    """Counts what asv's protocol calls and can be told to fail."""
+
+    version = "1"
+    params = ([1, 2],)
+    param_names = ("length",)
+
+    def build(self, length):
+        self.calls = ["build"]
+        self.fails = False
+
+    def reset(self):
+        self.calls.append("reset")
+
+    def facts(self):
+        return CaseFacts(context_tokens=7, stage_seconds={"draft": 0.5})
+
+    def time_sleep(self, length):
+        self.calls.append("body")
+        if self.fails:
+            raise RuntimeError
+        time.sleep(0.001 * length)
+
+
+@pytest.fixture(autouse=True)
+def sidecars(tmp_path, monkeypatch):
+    for module in ("_suite", "_ceilings", "step", "tree"):
+        monkeypatch.setattr(f"benchmarks.{module}.DEVICE", "cpu")  # also where there is a GPU
+    for name in ("RUN_ID", "COMMIT", "MACHINE", "PROFILE"):
+        monkeypatch.delenv(f"DDTREE_BENCH_{name}", raising=False)
+    monkeypatch.setenv("DDTREE_BENCH_SIDECAR_DIR", str(tmp_path / "telemetry"))
+    return tmp_path / "telemetry"
+
+
+@pytest.fixture
+def at_exit(monkeypatch):
+    """What suites want to do when their process ends, to be called by the test."""
+    calls = []
+    monkeypatch.setattr(
+        "benchmarks._suite.atexit.register", lambda call, *args: calls.append((call, args))
+    )
+
+    def leave():
+        for call, args in calls:
+            call(*args)
+
+    return leave
+
+
+def sample(suite, *params):
+    """Take one sample the way asv does."""
+    suite.setup(*params)
+    started = suite.timer()
+    getattr(suite, suite._method)(*params)
+    return suite.timer() - started
+
+
+def lines(folder):
+    return [
+        json.loads(line)
+        for path in sorted(folder.glob("*.jsonl"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+
+
+def suites():
+    for module in pkgutil.iter_modules(benchmarks.__path__, "benchmarks."):
+        if not module.name.split(".")[1].startswith("_"):
+            members = vars(importlib.import_module(module.name)).values()
+            yield from (
+                cls
+                for cls in members
+                if isinstance(cls, type)
+                and issubclass(cls, _Suite)
+                and cls.__module__ == module.name
+                and not cls.__name__.startswith("_")
+            )
+
+
+def num_cases(cls):
+    axes = cls.params if isinstance(cls.params[0], (list, tuple)) else [cls.params]
+    return math.prod(len(axis) for axis in axes)
+
+
+def test_the_quick_profile_is_quick():
+    counts = {cls._benchmark: num_cases(cls) for cls in suites()}
+
+    assert {"step.Step.time_step", "tree.Build.time_build"} <= counts.keys()
+    assert sum(counts.values()) <= MOST_QUICK_CASES, counts
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_quick_visits_a_part_of_what_full_visits(device):
+    quick, full = PROFILES["quick"], PROFILES["full"]
+    pairs = [
+        (step_axes(quick, device), step_axes(full, device)),
+        (tree_axes(quick), tree_axes(full)),
+    ]
+    for few, many in pairs:
+        for name in few.__slots__:
+            assert set(getattr(few, name)) <= set(getattr(many, name)), name
+            assert getattr(few, name), name
+
+
+def test_a_line_can_be_fitted_over_the_contexts_of_every_profile():
+    for profile, device in itertools.product(PROFILES.values(), ("cpu", "cuda")):
+        assert len(step_axes(profile, device).context_tokens) >= 3
+
+
+def test_an_unknown_profile_is_refused():
+    with pytest.raises(UnknownProfileError, match="expected one of full, quick, got 'fast'"):
+        profile_named("fast")
+
+
+def test_a_suite_needs_a_version_of_its_own():
+    with pytest.raises(SuiteError, match="explicit version"):
+        type("Nameless", (Sleeper,), {})
+
+
+def test_a_suite_times_one_method():
+    with pytest.raises(SuiteError, match="one time_"):
+        type("Double", (Sleeper,), {"version": "1", "time_more": lambda self: None})
+
+
+def test_state_is_built_once_and_reset_before_each_sample():
+    suite = Sleeper()
+    suite.setup(1)
+    suite.calls.clear()
+    for _ in range(3):
+        sample(suite, 1)
+
+    assert suite.calls == ["reset", "body"] * 3
+
+
+def test_asv_reads_the_seconds_of_the_body():
+    suite = Sleeper()
+
+    assert 0.002 <= sample(suite, 2) < 5.0
+
+
+def test_a_process_leaves_one_line_with_every_key(sidecars, at_exit, monkeypatch):
+    monkeypatch.setenv("DDTREE_BENCH_RUN_ID", "run-1")
+    monkeypatch.setenv("DDTREE_BENCH_COMMIT", "ab" * 20)
+    monkeypatch.setenv("DDTREE_BENCH_MACHINE", "bench-1")
+    suite = Sleeper()
+    seconds = [sample(suite, 2) for _ in range(4)]
+    at_exit()
+
+    (line,) = lines(sidecars)
+    assert list(line) == SIDECAR_KEYS
+    assert line["samples_s"] == pytest.approx(seconds)
+    assert line["median_s"] == pytest.approx(sorted(seconds)[1] / 2 + sorted(seconds)[2] / 2)
+    assert (line["n"], line["timer"], line["params"]) == (4, "wall", ["2"])
+    assert (line["run_id"], line["commit"], line["machine"]) == ("run-1", "ab" * 20, "bench-1")
+    assert (line["context_tokens"], line["stage_seconds"]) == (7, {"draft": 0.5})
+    assert (line["bytes"], line["programs"], line["counters"]) == (None, None, {})
+    assert (line["validity"], line["device"]["kind"]) == (["no_nvml"], "cpu")
+    assert line["ceilings"]["source"] == "measured"
+    assert line["ceilings"]["read_bytes_per_s"] > 1e8
+    assert line["provenance"]["engine_file"] == "engine/__init__.py"
+    assert line["started_at"] < line["ended_at"]
+    assert (sidecars / "run-1.jsonl").is_file()
+
+
+def test_processes_of_a_case_are_numbered_within_their_run(sidecars, at_exit):
+    for _ in range(2):
+        sample(Sleeper(), 1)
+    sample(Sleeper(), 2)
+    at_exit()
+
+    numbers = [(line["params"], line["process_number"]) for line in lines(sidecars)]
+    assert numbers == [(["1"], 0), (["1"], 1), (["2"], 0)]
+
+
+def test_a_body_that_fails_leaves_no_line(sidecars, at_exit):
+    suite = Sleeper()
+    sample(suite, 1)
+    suite.fails = True
+    with pytest.raises(RuntimeError):
+        sample(suite, 1)
+    at_exit()
+
+    assert lines(sidecars) == []
+
+
+def test_a_reset_that_fails_leaves_no_line(sidecars, at_exit):
+    suite = Sleeper()
+    sample(suite, 1)
+    suite.calls = None
+    with pytest.raises(AttributeError):
+        suite.setup(1)
+    at_exit()
+
+    assert lines(sidecars) == []
+
+
+def test_one_sample_is_marked_as_such(sidecars, at_exit):
+    sample(Sleeper(), 1)
+    at_exit()
+
+    assert lines(sidecars)[0]["validity"] == ["no_nvml", "single_sample"]
+
+
+def test_outside_asv_nobody_is_told(monkeypatch):
+    monkeypatch.delenv("DDTREE_BENCH_SIDECAR_DIR")
+    monkeypatch.delitem(sys.modules, _sidecar.ASV_RUNNER, raising=False)
+
+    assert _sidecar.sidecar_dir(os.environ) is None
+
+
+def test_under_asv_the_sidecar_lies_beside_its_results(monkeypatch):
+    monkeypatch.delenv("DDTREE_BENCH_SIDECAR_DIR")
+    monkeypatch.setitem(sys.modules, _sidecar.ASV_RUNNER, sys)
+
+    assert _sidecar.sidecar_dir(os.environ) == ROOT / ".asv" / "results" / "telemetry"
+
+
+def test_the_wall_clock_waits_for_the_device_at_both_ends():
+    waits = []
+    clock = WallClock(lambda: waits.append(time.sleep(0.01)))
+    clock.start()
+
+    assert clock.stop() >= 0.01
+    assert len(waits) == 2
+
+
+def test_every_sample_of_a_step_times_the_same_step():
+    params = (64, 16, 4, "reference")
+    suite = Step()
+    suite.setup(*params)
+    steps = []
+    for _ in range(3):
+        suite.reset()
+        steps.append(suite.engine.step(suite.batch))
+
+    assert [step.commit_lengths for step in steps] == [(4,)] * 3
+    assert len({step.token_ids for step in steps}) == 1
+
+
+def test_a_step_knows_what_it_is_made_of():
+    suite = Step()
+    suite.build(64, 16, 8, "reference")
+    suite.reset()
+    facts = suite.facts()
+
+    assert set(facts.stage_seconds) == {"draft", "build", "verify", "commit"}
+    assert (facts.context_tokens, facts.commit_length) == (64, 8.0)
+    assert facts.bytes > facts.kv_bytes > 0
+    assert suite.batch.cache.length(0) == 64 + 8  # the prefix and what the last step committed
+
+
+def test_a_step_outside_its_regime_is_refused():
+    suite = Step()
+    suite.build(64, 16, 4, "reference")
+    suite.commit_length = 5
+
+    with pytest.raises(SuiteError, match=r"expected 5, got \(4,\)"):
+        suite.facts()
+
+
+def test_the_walk_goes_to_the_deepest_node():
+    suite = Accept()
+    suite.build(16)
+
+    assert suite.facts().commit_length == pytest.approx(
+        sum(1 + int(tree.depths.max()) for tree in suite.trees) / len(suite.trees)
+    )
+
+
+def test_compaction_starts_from_the_same_prefix_each_time():
+    suite = Compact()
+    suite.build(16, 16)
+    for _ in range(2):
+        suite.reset()
+        before = suite.cache.length(0)
+        suite.time_commit(16, 16)
+
+    assert (before, suite.cache.length(0)) == (1024, 1024 + 8)
+
+
+def test_building_spends_the_whole_budget():
+    suite = Build()
+    suite.build(16)
+
+    assert suite.logits.dtype == torch.float32
+    assert suite.facts().bytes == 7 * 163840 * 4
+
+
+@pytest.mark.slow
+def test_asv_finds_these_suites_and_its_samples_are_the_sidecars(sidecars, tmp_path):
+    def runner(*words):
+        subprocess.run(
+            [sys.executable, asv.benchmark.__file__, *words],
+            cwd=tmp_path,
+            env={**os.environ, "ASV_PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+            check=True,
+        )
+
+    folder = str(ROOT / "benchmarks")
+    runner("discover", folder, "found.json")
+    runner("run", folder, "tree.Accept.time_accept-0", "{}", "None", "result.json")
+
+    found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+    assert {case["name"] for case in found} == {cls._benchmark for cls in suites()}
+    assert {case["version"] for case in found} == {"1"}
+    result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    (line,) = lines(sidecars)
+    assert line["samples_s"] == pytest.approx(result["samples"], rel=1e-6)
+    assert (line["benchmark"], line["n"]) == ("tree.Accept.time_accept", len(result["samples"]))
