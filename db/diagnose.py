@@ -96,9 +96,9 @@ def _partial_floor(cases: Sequence[CaseDiagnosis], evidence: Evidence) -> Claim 
     return Claim(
         name="floor_is_partial",
         statement=(
-            f"these floors are KV bytes alone against a {evidence.peak_source} peak; a step's whole "
-            "floor, with the weights it must read, is several times larger, so the step as a whole "
-            "is nearer to it"
+            f"these floors are KV bytes alone against a {evidence.peak_source} peak; a step's "
+            "whole floor, with the weights it must read, is several times larger, so the step as "
+            "a whole is nearer to it"
         ),
         value=worst,
         unit="times the floor, at most",
