@@ -14,6 +14,7 @@ import numpy as np
 
 from db.explained import clock_effect, identity_effect, switches
 from db.segmentation import (
+    MIN_SEGMENT,
     REACH,
     Boundary,
     Logs,
@@ -157,9 +158,9 @@ def _point(
     """Describe a boundary in the values' unit, as it looks under what holds after it."""
     start, index, end = span
     before = logs[max(start, index - REACH) : index]
-    after = slice(index, min(end, index + REACH))
-    others = median(series.logs[after] - logs[after])
-    low, high = median(before) + others, median(logs[after]) + others
+    after = logs[index : min(end, index + REACH)]
+    others = median((series.logs - logs)[index : index + MIN_SEGMENT])
+    low, high = median(before) + others, median(after) + others
     return ChangePoint(
         index=int(series.indices[index]),
         before=float(np.exp(low)),
