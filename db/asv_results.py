@@ -8,11 +8,11 @@ last round, results may belong to benchmarks that benchmarks.json no longer has.
 import math
 import struct
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import product, repeat
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ STATS = (
     "stats_number",
     "stats_repeat",
 )
-LISTS = ("result", *STATS, "samples")
+NUMBERS = ("result", *STATS)
 NUMERIC = frozenset({float, int, type(None)})
 PACKED = struct.Struct("<6dqB")  # six numbers, how many samples, which status by its length
 
@@ -39,7 +39,6 @@ PACKED = struct.Struct("<6dqB")  # six numbers, how many samples, which status b
 class Cell(NamedTuple):
     """One case's outcome; a plain tuple, because millions of them are made."""
 
-    params: str  # canonical
     status: str
     value: float | None
     q25: float | None
@@ -48,8 +47,8 @@ class Cell(NamedTuple):
     ci_high: float | None
     number: int | None
     n: int | None
-    samples: tuple[float, ...]
     digest: int
+    samples: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,8 @@ class BenchmarkRow:
     facts: BenchmarkFacts
     started_at_ms: int | None
     duration_s: float | None
-    cells: tuple[Cell, ...]
+    cases: tuple[str, ...]  # canonical params
+    cells: tuple[Cell, ...]  # one a case
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,17 +163,14 @@ def _row(name: str, columns: dict[str, Any], facts: BenchmarkFacts, where: str) 
     params = _param_lists(columns.get("params"), where)
     cases = _cases(facts.param_names, params)
     started_at = optional(columns, "started_at", float, where)
-    lists = [_one_each(columns.get(column), len(cases), column, where) for column in LISTS]
     return BenchmarkRow(
         name=name,
         version=str(columns.get("version") or NO_VERSION),
         facts=facts,
         started_at_ms=None if started_at is None else int(started_at),
         duration_s=optional(columns, "duration", float, where),
-        cells=tuple(
-            _cell(case, values, where)
-            for case, values in zip(cases, zip(*lists, strict=True), strict=True)
-        ),
+        cases=cases,
+        cells=tuple(_cells(columns, len(cases), where)),
     )
 
 
@@ -191,61 +188,46 @@ def _cases(names: tuple[str, ...], params: tuple[tuple[str, ...], ...]) -> tuple
     return tuple(canonical_params(names, values) for values in product(*params))
 
 
-def _one_each(value: object, count: int, column: str, where: str) -> Iterable[Any]:
-    """Give one value for each case; a null stands for as many, a lone value for one."""
+def _cells(columns: dict[str, Any], count: int, where: str) -> Iterator[Cell]:
+    """Give one cell a case. Checks work on whole columns: millions of cells go through here."""
+    raw, *statistics = (_numbers(columns.get(name), count, name, where) for name in NUMBERS)
+    values, q25, q75, ci_low, ci_high, number, repeats = map(_finite, (raw, *statistics))
+    samples = _sample_lists(columns.get("samples"), count, where)
+    packed = zip(*map(_packable, (values, q25, q75, ci_low, ci_high, number)), strict=True)
+    counts = (len(s) if n is None else int(n) for n, s in zip(repeats, samples, strict=True))
+    whole = (None if one is None else int(one) for one in number)
+    columns_of_cells = (raw, values, q25, q75, ci_low, ci_high, whole, counts, samples, packed)
+    for first, value, low, high, ci_a, ci_b, calls, n, recorded, numbers in zip(
+        *columns_of_cells, strict=True
+    ):
+        status = _status(first, n)
+        content = PACKED.pack(*numbers, n, len(status)) + array("d", recorded).tobytes()
+        digest = digest_of(content)
+        yield Cell(status, value, low, high, ci_a, ci_b, calls, n or None, digest, recorded)
+
+
+def _numbers(value: object, count: int, column: str, where: str) -> Sequence[float | None]:
+    """Give one number for each case; a null stands for as many, a lone number for one."""
     if value is None:
-        return repeat(None, count)
-    if column == "samples" and count == 1 and _is_flat(value):
-        return [value]
-    listed = value if isinstance(value, list) else [value]
+        return [None] * count
+    listed: list[Any] = value if isinstance(value, list) else [value]
     if len(listed) != count:
         raise IngestError(f"{where}: {column}: expected {count} values, got {len(listed)}")
+    if not NUMERIC.issuperset(map(type, listed)):
+        wrong = next(one for one in listed if type(one) not in NUMERIC)
+        raise IngestError(f"{where}: {column}: expected numbers or null, got {name_of(wrong)}")
     return listed
 
 
-def _is_flat(value: object) -> bool:
-    """Tell the samples of one case written without the list of cases around them."""
-    return isinstance(value, list) and bool(value) and isinstance(value[0], (int, float))
+def _finite(values: Sequence[float | None]) -> list[float | None]:
+    """Keep what a database can compare: NaN and infinities become NULL."""
+    return [
+        None if value is None or not -math.inf < value < math.inf else value for value in values
+    ]
 
 
-def _cell(params: str, values: tuple[Any, ...], where: str) -> Cell:
-    if not NUMERIC.issuperset(map(type, values[:-1])):
-        raise _not_a_number(values, where)
-    value, q25, q75, ci_low, ci_high, number, repeats = map(_finite, values[:-1])
-    samples = _samples(values[-1], where)
-    n = len(samples) if repeats is None else int(repeats)
-    status = _status(values[0], n)
-    packed = PACKED.pack(
-        *(math.nan if one is None else one for one in (value, q25, q75, ci_low, ci_high, number)),
-        n,
-        len(status),
-    )
-    return Cell(
-        params,
-        status,
-        value,
-        q25,
-        q75,
-        ci_low,
-        ci_high,
-        None if number is None else int(number),
-        n or None,
-        samples,
-        digest_of(packed + array("d", samples).tobytes()),
-    )
-
-
-def _not_a_number(values: tuple[Any, ...], where: str) -> IngestError:
-    column, value = next(
-        (column, value)
-        for column, value in zip(LISTS, values, strict=True)
-        if type(value) not in NUMERIC
-    )
-    return IngestError(f"{where}: {column}: expected a number or null, got {name_of(value)}")
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and -math.inf < value < math.inf else None
+def _packable(values: Sequence[float | None]) -> list[float]:
+    return [math.nan if value is None else value for value in values]
 
 
 def _status(value: float | None, n: int) -> str:
@@ -256,12 +238,24 @@ def _status(value: float | None, n: int) -> str:
     return Status.SINGLE_SAMPLE.value if n == 1 else Status.OK.value
 
 
+def _sample_lists(value: object, count: int, where: str) -> Sequence[tuple[float, ...]]:
+    """Give the samples of each case; those of a lone case may lack the list around them."""
+    if value is None:
+        return [()] * count
+    listed = value if isinstance(value, list) else [value]
+    if count == 1 and NUMERIC.issuperset(map(type, listed)) and listed != [None]:
+        listed = [listed]
+    if len(listed) != count:
+        raise IngestError(f"{where}: samples: expected {count} lists, got {len(listed)}")
+    return [_samples(one, where) for one in listed]
+
+
 def _samples(value: object, where: str) -> tuple[float, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not NUMERIC.issuperset(map(type, value)):
         raise IngestError(f"{where}: samples: expected a list of numbers, got {value!r:.80}")
-    return tuple(float(one) for one in value if _finite(one) is not None)
+    return tuple(float(one) for one in _finite(value) if one is not None)
 
 
 def _declared(found: dict[str, Any], key: str, where: str) -> dict[str, str]:

@@ -177,15 +177,16 @@ class Result(Base):
 
     __tablename__ = "results"
     __table_args__ = (
-        UniqueConstraint("series_id", "commit_id", "started_at_ms", "digest"),
+        # Commits arrive one after the other, so this index grows at its end.
+        UniqueConstraint("commit_id", "series_id", "started_at_ms", "digest"),
         CheckConstraint(
             "(value IS NOT NULL) = (status IN ('ok', 'single-sample'))", name="value_iff_measured"
         ),
     )
 
     id: Mapped[Key]
-    series_id: Mapped[int] = mapped_column(ForeignKey("series.id"))
-    commit_id: Mapped[int] = mapped_column(ForeignKey("commits.id"), index=True)
+    series_id: Mapped[int] = mapped_column(ForeignKey("series.id"), index=True)
+    commit_id: Mapped[int] = mapped_column(ForeignKey("commits.id"))
     run_id: Mapped[int] = mapped_column(ForeignKey("runs.id"))
     runner_environment_id: Mapped[int | None] = mapped_column(
         ForeignKey("runner_environments.id"), comment="NULL = no window said"

@@ -49,11 +49,11 @@ class Judge:
         if not self._foreign:
             return frozenset()
         return frozenset(
-            (row.name, cell.params)
+            (row.name, params)
             for row in file.rows
             if (lines := self._by_case.get((file.commit, row.name)))
-            for cell in row.cells
-            if self._is_foreign(row, cell.params, [one for one in lines if one.machine == machine])
+            for params in row.cases
+            if self._is_foreign(row, params, [one for one in lines if one.machine == machine])
         )
 
     def refusals(self, names: dict[str, tuple[str, ...]]) -> tuple[Refusal, ...]:

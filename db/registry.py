@@ -48,6 +48,27 @@ class Registry:
         return self._ids
 
 
+def insert_many(
+    connection: Connection,
+    model: type[Base],
+    columns: Sequence[str],
+    rows: Sequence[tuple[Any, ...]],
+) -> None:
+    """Insert plain values by the driver's own bulk call, several times as fast as through names.
+
+    Only for numbers, texts and truth values: nothing converts them on the way.
+    """
+    if not rows:
+        return
+    mark = "?" if connection.dialect.paramstyle == "qmark" else "%s"
+    marks = ", ".join(mark for _ in columns)
+    names = ", ".join(columns)
+    connection.exec_driver_sql(
+        f"INSERT INTO {model.__tablename__} ({names}) VALUES ({marks})",  # noqa: S608 - our names
+        list(rows),
+    )
+
+
 def table_of(model: type[Base]) -> Table:
     """Give the table behind a model."""
     table = model.__table__

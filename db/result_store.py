@@ -26,9 +26,16 @@ from db.models import (
     Series,
     Variant,
 )
-from db.registry import Registry, table_of
+from db.registry import Registry, insert_many, table_of
 
 CELLS_AT_ONCE = 20_000
+SERIES_PLACE = ("benchmark_id", "metric_id", "machine_id", "variant_id")
+# In the order in which _write puts the values together; the end is that of a Cell.
+RESULT_COLUMNS = (
+    *("series_id", "commit_id", "run_id", "started_at_ms", "duration_s", "dirty"),
+    *Cell._fields[:-1],
+)
+_NewResult = tuple[int, BenchmarkRow, Cell]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,7 @@ class ResultStore:
         self._runs = Registry(
             connection, Run, ["commit_id", "machine_id", "variant_id", "source_digest"]
         )
+        self._series_of_cases: dict[tuple[Any, ...], Sequence[int]] = {}
         self._pending: list[MachineFile] = []
         self._pending_cells = 0
 
@@ -132,27 +140,27 @@ class ResultStore:
 
     def _new_results(
         self, entry: MachineFile, run: dict[str, Any], stored: set[tuple[Any, ...]]
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[_NewResult]:
         counts, commit_id = self.counts, run["commit_id"]
-        cells = [(row, cell) for row in entry.file.rows for cell in row.cells]
-        series_ids = self._series_ids(entry.file.rows, run)
-        counts.values += len(cells)
-        for (row, cell), series_id in zip(cells, series_ids, strict=True):
-            counts.failed += cell.status == "failed"
-            counts.skipped += cell.status == "skipped"
-            key = (series_id, commit_id, row.started_at_ms, cell.digest)
-            content = (series_id, commit_id, cell.digest)
-            if (row.name, cell.params) in entry.refused:
-                self._withdraw(content)
-                continue
-            if key in stored or content in stored:
-                counts.unchanged += 1
-                continue
-            counts.new_results += 1
-            stored.add(key)
-            if cell.n is not None:
-                stored.add(content)
-            yield _result_row(row, cell, series_id, commit_id)
+        rows = entry.file.rows
+        for row, series_ids in zip(rows, self._series_ids(rows, run), strict=True):
+            counts.values += len(row.cells)
+            for params, cell, series_id in zip(row.cases, row.cells, series_ids, strict=True):
+                counts.failed += cell.status == "failed"
+                counts.skipped += cell.status == "skipped"
+                content = (series_id, commit_id, cell.digest)
+                if entry.refused and (row.name, params) in entry.refused:
+                    self._withdraw(content)
+                    continue
+                key = (series_id, commit_id, row.started_at_ms, cell.digest)
+                if key in stored or content in stored:
+                    counts.unchanged += 1
+                    continue
+                counts.new_results += 1
+                stored.add(key)
+                if cell.n is not None:
+                    stored.add(content)
+                yield series_id, row, cell
 
     def _withdraw(self, content: tuple[int, int, int]) -> None:
         """Delete what was stored before its provenance was known to be false."""
@@ -166,68 +174,63 @@ class ResultStore:
         )
         self.counts.withdrawn += deleted.rowcount
 
-    def _series_ids(self, rows: Sequence[BenchmarkRow], run: dict[str, Any]) -> list[int]:
-        benchmarks = self.benchmarks.ids(
-            [
+    def _series_ids(
+        self, rows: Sequence[BenchmarkRow], run: dict[str, Any]
+    ) -> Iterator[Sequence[int]]:
+        """Give the series of every case of every row."""
+        for row in rows:
+            benchmark_id = self.benchmarks.id(
                 {
                     "name": row.name,
                     "version": row.version,
                     "kind": row.facts.kind,
                     "param_names": list(row.facts.param_names),
                 }
-                for row in rows
-            ]
-        )
-        metrics = self._metrics.ids(
-            [
-                {
-                    "name": row.facts.metric.name,
-                    "unit": row.facts.metric.unit,
-                    "direction": row.facts.metric.direction,
-                }
-                for row in rows
-            ]
-        )
-        return self._series.ids(
-            [
-                {
-                    "benchmark_id": benchmark_id,
-                    "params": cell.params,
-                    "metric_id": metric_id,
-                    "machine_id": run["machine_id"],
-                    "variant_id": run["variant_id"],
-                }
-                for row, benchmark_id, metric_id in zip(rows, benchmarks, metrics, strict=True)
-                for cell in row.cells
-            ]
-        )
+            )
+            metric = row.facts.metric
+            metric_id = self._metrics.id(
+                {"name": metric.name, "unit": metric.unit, "direction": metric.direction}
+            )
+            place = (benchmark_id, metric_id, run["machine_id"], run["variant_id"])
+            key = (*place, row.cases)
+            if key not in self._series_of_cases:
+                self._series_of_cases[key] = self._series.ids(
+                    [dict(zip(SERIES_PLACE, place, strict=True), params=p) for p in row.cases]
+                )
+            yield self._series_of_cases[key]
 
     def _write(self, runs: Sequence[dict[str, Any]]) -> None:
         """Write runs, their results and the samples of these."""
-        results = [run.pop("results") for run in runs]
+        results: list[list[_NewResult]] = [run.pop("results") for run in runs]
         run_ids = self._runs.ids(runs)
-        rows = [
-            row | {"run_id": run_id}
-            for run_id, found in zip(run_ids, results, strict=True)
-            for row in found
-        ]
-        plain = [row for row in rows if not row["samples"]]
-        sampled = [row for row in rows if row["samples"]]
-        for row in plain:
-            del row["samples"]
-        if plain:
-            self._connection.execute(insert(table_of(Result)), plain)
+        plain: list[tuple[Any, ...]] = []
+        sampled: list[tuple[Any, ...]] = []
+        samples: list[tuple[float, ...]] = []
+        for run, run_id, found in zip(runs, run_ids, results, strict=True):
+            for series_id, row, cell in found:
+                head = (series_id, run["commit_id"], run_id, row.started_at_ms, row.duration_s)
+                values = (*head, False, *cell[:-1])
+                if cell.samples:
+                    sampled.append(values)
+                    samples.append(cell.samples)
+                else:
+                    plain.append(values)
+        insert_many(self._connection, Result, RESULT_COLUMNS, plain)
         if sampled:
-            self._write_sampled(sampled)
+            self._write_sampled(sampled, samples)
 
-    def _write_sampled(self, rows: Sequence[dict[str, Any]]) -> None:
-        samples = [row.pop("samples") for row in rows]
+    def _write_sampled(
+        self, rows: Sequence[tuple[Any, ...]], samples: Sequence[tuple[float, ...]]
+    ) -> None:
         statement = insert(table_of(Result)).returning(Result.id, sort_by_parameter_order=True)
-        ids = self._connection.scalars(statement, rows).all()
-        self._connection.execute(
-            insert(table_of(Sample)),
+        named = [dict(zip(RESULT_COLUMNS, row, strict=True)) for row in rows]
+        ids = self._connection.scalars(statement, named).all()
+        insert_many(
+            self._connection,
+            Sample,
+            ("result_id", "position", "value"),
             [
-                {"result_id": result_id, "position": position, "value": value}
+                (result_id, position, value)
                 for result_id, values in zip(ids, samples, strict=True)
                 for position, value in enumerate(values)
             ],
@@ -251,25 +254,4 @@ def _variant_row(file: ResultFile) -> dict[str, Any]:
         "requirements": dict(file.requirements),
         "env_vars": dict(file.env_vars),
         "digest": digest_of(repr(identity).encode()),
-    }
-
-
-def _result_row(row: BenchmarkRow, cell: Cell, series_id: int, commit_id: int) -> dict[str, Any]:
-    return {
-        "series_id": series_id,
-        "commit_id": commit_id,
-        "runner_environment_id": None,
-        "started_at_ms": row.started_at_ms,
-        "digest": cell.digest,
-        "duration_s": row.duration_s,
-        "status": cell.status,
-        "value": cell.value,
-        "q25": cell.q25,
-        "q75": cell.q75,
-        "ci_low": cell.ci_low,
-        "ci_high": cell.ci_high,
-        "number": cell.number,
-        "n": cell.n,
-        "dirty": False,
-        "samples": cell.samples,
     }

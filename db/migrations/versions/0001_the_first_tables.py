@@ -444,15 +444,15 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_results")),
         sa.UniqueConstraint(
-            "series_id",
             "commit_id",
+            "series_id",
             "started_at_ms",
             "digest",
-            name=op.f("uq_results_series_id_commit_id_started_at_ms_digest"),
+            name=op.f("uq_results_commit_id_series_id_started_at_ms_digest"),
         ),
     )
     with op.batch_alter_table("results", schema=None) as batch_op:
-        batch_op.create_index(batch_op.f("ix_results_commit_id"), ["commit_id"], unique=False)
+        batch_op.create_index(batch_op.f("ix_results_series_id"), ["series_id"], unique=False)
 
     op.create_table(
         "alert_events",
@@ -623,7 +623,7 @@ def downgrade() -> None:
 
     op.drop_table("alert_events")
     with op.batch_alter_table("results", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_results_commit_id"))
+        batch_op.drop_index(batch_op.f("ix_results_series_id"))
 
     op.drop_table("results")
     op.drop_table("ceilings")
