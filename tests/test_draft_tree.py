@@ -259,18 +259,15 @@ def test_the_nodes_are_the_heaviest_prefixes_in_order(log_probs, budget):
 
 
 def test_weights_are_summed_in_the_reference_order():
-    log_probs = torch.randn(5, 12, generator=torch.Generator().manual_seed(1)).log_softmax(1)
-    log_probs = log_probs.sort(dim=1, descending=True).values
+    ulp = 2.0**-52  # of 1 in float64
+    second = [-0.375 * ulp, -ulp]
 
-    tree = tree_of(log_probs.tolist(), 300)
+    tree = tree_of([[-1.0, -50.0], second], 3)
 
-    for ranks, weight in zip(ranks_of(tree), tree.path_log_probs[1:].tolist(), strict=True):
-        summed = 0.0
-        for row, rank in zip(log_probs.tolist(), ranks, strict=False):
-            summed += row[0]
-            for left, right in itertools.pairwise(row[: rank + 1]):
-                summed = summed - left + right  # from left to right, each step rounded
-        assert weight == summed
+    assert ranks_of(tree) == [(0,), (0, 0), (0, 1)]
+    # From left to right this rounds to -1; as a plain sum, or by the difference first, it does not.
+    assert tree.path_log_probs.tolist() == [0.0, -1.0, -1.0, -1.0]
+    assert -1.0 + second[1] == -1.0 + second[0] + (second[1] - second[0]) == -1.0 - ulp
 
 
 @settings(deadline=None, max_examples=60)

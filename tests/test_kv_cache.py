@@ -1,0 +1,434 @@
+"""Pages, tables and compaction of the KV cache, attacked with NaN and shuffled pages."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine.errors import CacheError, ConfigError, OutOfPagesError, ShapeError
+from engine.kv_cache import NO_PAGE, CacheShape, LatentCache
+
+LAYERS, DIM = 3, 5
+PAGE_SIZES = [1, 16, 64]
+
+
+def cache_of(page_size, num_pages=None, **options):
+    num_pages = num_pages or -(-512 // page_size)
+    shuffled = torch.randperm(num_pages, generator=torch.Generator().manual_seed(3)).tolist()
+    options = {"fill": math.nan, "page_order": shuffled} | options
+    return LatentCache(CacheShape(LAYERS, num_pages, page_size, DIM), **options)
+
+
+def row_values(seq, layer, positions):
+    """Rows that say whose they are, in which layer and where."""
+    base = 10_000 * seq + 1_000_000 * layer
+    return (torch.tensor(list(positions)).float() + base)[:, None].expand(-1, DIM).contiguous()
+
+
+def write_rows(cache, seq, positions):
+    positions = list(positions)
+    slots = cache.slots(seq, positions)
+    for layer in range(LAYERS):
+        cache.write(layer, slots, row_values(seq, layer, positions))
+
+
+def commit_rows(cache, seq, count):
+    start = cache.length(seq) if seq in cache.sequences else 0
+    cache.reserve(seq, count)
+    write_rows(cache, seq, range(start, start + count))
+    cache.advance(seq, count)
+
+
+def contents(cache):
+    """All that a refused call must leave as it was, in a form that can be compared."""
+    lengths = {seq: (cache.length(seq), cache.capacity(seq)) for seq in cache.sequences}
+    return cache.pages.nan_to_num(nan=-7.0).tolist(), lengths, cache._pool.free_pages
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+@pytest.mark.parametrize("start", [0, 1, 12, 15, 16, 63, 64, 100])
+@pytest.mark.parametrize(
+    "path",
+    [[], [1], [1, 2, 3], [3, 5], [2, 3], [4, 7, 9], [7, 8, 9], [1, 4, 9, 15, 22, 31], [70, 71]],
+    ids=str,
+)
+def test_a_commit_moves_the_accepted_rows_of_every_layer(page_size, start, path):
+    cache = cache_of(page_size)
+    commit_rows(cache, 1, start)
+    cache.reserve(1, 72)
+    write_rows(cache, 1, range(start, start + 72))
+
+    length = cache.commit(1, path)
+
+    kept = [*range(start), start, *(start + node for node in path)]
+    assert length == cache.length(1) == start + 1 + len(path)
+    for layer in range(LAYERS):
+        assert torch.equal(cache.gather(layer, 1), row_values(1, layer, kept))
+    cache.check_integrity()
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+def test_a_commit_leaves_other_sequences_alone_and_drops_rejected_rows(page_size):
+    cache = cache_of(page_size)
+    for seq in (1, 2):
+        commit_rows(cache, seq, 20)
+        cache.reserve(seq, 9)
+        write_rows(cache, seq, range(20, 29))
+
+    cache.commit(1, torch.tensor([3, 5, 8], dtype=torch.int32))
+
+    for layer in range(LAYERS):
+        second = cache.layer(layer).flatten(0, 1)[cache.slots(2, range(29))]
+        assert torch.equal(second, row_values(2, layer, range(29)))
+    rejected = cache.slots(1, range(24, cache.capacity(1)))
+    assert cache.pages.flatten(1, 2)[:, rejected].isnan().all()
+
+
+def test_a_path_may_be_a_chain_of_the_whole_tree():
+    cache = cache_of(1, 8)
+    cache.reserve(4, 8)
+    write_rows(cache, 4, range(8))
+
+    assert cache.commit(4, range(1, 8)) == 8
+    assert torch.equal(cache.gather(0, 4), row_values(4, 0, range(8)))
+
+
+@pytest.mark.parametrize("path", [[0], [2, 0], [2, 2], [3, 1], [16], [1, 16], [-1]], ids=str)
+def test_a_path_that_does_not_ascend_within_the_tree_changes_nothing(path):
+    cache = cache_of(16)
+    cache.reserve(1, 16)
+    write_rows(cache, 1, range(16))
+    before = contents(cache)
+
+    with pytest.raises(CacheError, match="path: expected ascending nodes"):
+        cache.commit(1, path)
+
+    assert contents(cache) == before
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+def test_slots_follow_the_page_table(page_size):
+    cache = cache_of(page_size)
+    commit_rows(cache, 1, 70)
+    commit_rows(cache, 2, 3)
+
+    table = cache.page_table([2, 1])
+
+    assert table.dtype == torch.int32
+    assert table.is_contiguous()
+    assert table.shape == (2, -(-70 // page_size))
+    for position in range(70):
+        page = int(table[1, position // page_size])
+        assert cache.slots(1, [position]).tolist() == [page * page_size + position % page_size]
+    pages_of_second = -(-3 // page_size)
+    assert (table[0, pages_of_second:] == NO_PAGE).all()
+    assert (table[0, :pages_of_second] >= 0).all()
+
+
+def test_a_page_table_can_be_wider_but_not_narrower_than_its_sequences():
+    cache = cache_of(16)
+    commit_rows(cache, 1, 40)
+
+    table = cache.page_table([1], max_pages=9)
+
+    assert table.shape == (1, 9)
+    assert (table[0, 3:] == NO_PAGE).all()
+    assert cache.page_table([]).shape == (0, 1)
+    with pytest.raises(CacheError, match="max_pages: expected at least 3, got 2"):
+        cache.page_table([1], max_pages=2)
+
+
+def test_a_page_table_is_a_copy():
+    cache = cache_of(16)
+    commit_rows(cache, 1, 40)
+
+    cache.page_table([1]).fill_(99)
+
+    cache.check_integrity()
+
+
+def test_pages_are_handed_out_in_the_given_order():
+    cache = cache_of(16, 4, page_order=[2, 0, 3, 1])
+
+    cache.reserve(1, 17)
+    cache.reserve(2, 1)
+
+    assert cache.page_table([1, 2]).tolist() == [[2, 0], [3, NO_PAGE]]
+
+
+def test_reserved_pages_are_used_before_new_ones():
+    cache = cache_of(16, 4)
+    cache.reserve(1, 20)
+    cache.advance(1, 1)
+
+    cache.reserve(1, 31)
+
+    assert cache.capacity(1) == 32
+    assert cache.num_free_pages == 2
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_running_out_of_pages_leaves_the_cache_unchanged(known):
+    cache = cache_of(16, 4)
+    commit_rows(cache, 1, 33)
+    seq = 1 if known else 2
+    before = contents(cache)
+
+    with pytest.raises(OutOfPagesError, match=r"pages: expected [23] free, got 1 of 4"):
+        cache.reserve(seq, 32)
+
+    assert contents(cache) == before
+    cache.check_integrity()
+    cache.reserve(seq, 15)
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+def test_a_released_sequence_gives_everything_back(page_size):
+    cache = cache_of(page_size, 64)
+    commit_rows(cache, 1, 30)
+    commit_rows(cache, 2, 30)
+
+    cache.release(1)
+    cache.release(2)
+
+    assert cache.num_free_pages == 64
+    assert cache.sequences == ()
+    cache.check_integrity()
+    with pytest.raises(CacheError, match="sequence: expected one of"):
+        cache.length(1)
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+def test_a_page_used_before_comes_back_without_its_old_rows(page_size):
+    cache = cache_of(page_size, 64 // page_size)
+    commit_rows(cache, 1, 64)
+    cache.release(1)
+
+    cache.reserve(2, 64)
+
+    assert cache.pages.isnan().all()
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+def test_truncation_keeps_the_first_rows_and_gives_back_the_pages_after_them(page_size):
+    cache = cache_of(page_size, 512 // page_size)
+    commit_rows(cache, 1, 100)
+
+    cache.truncate(1, 35)
+
+    assert cache.length(1) == 35
+    assert cache.capacity(1) == -(-35 // page_size) * page_size
+    assert torch.equal(cache.gather(2, 1), row_values(1, 2, range(35)))
+    cache.check_integrity()
+    cache.reserve(1, 65)
+    fresh = cache.slots(1, range(35, 100))
+    assert cache.pages.flatten(1, 2)[:, fresh].isnan().all()
+
+
+def test_without_a_fill_rows_begin_as_zeros():
+    cache = LatentCache(CacheShape(1, 2, 16, 4))
+
+    assert not cache.pages.any()
+
+
+@pytest.mark.parametrize("wanted", [[-1], [32], [0, 40]])
+def test_positions_without_a_page_are_refused(wanted):
+    cache = cache_of(16)
+    cache.reserve(1, 20)
+
+    with pytest.raises(CacheError, match=r"positions: expected 0\.\.31"):
+        cache.slots(1, wanted)
+
+
+@pytest.mark.parametrize("wanted", [torch.zeros(2), torch.zeros(2, 2, dtype=torch.int64)])
+def test_positions_that_are_no_row_numbers_are_refused(wanted):
+    cache = cache_of(16)
+    cache.reserve(1, 20)
+
+    with pytest.raises(ShapeError, match="positions: expected"):
+        cache.slots(1, wanted)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [torch.zeros(2, DIM), torch.zeros(3, DIM + 1), torch.zeros(3, DIM).double(), torch.zeros(DIM)],
+)
+def test_rows_that_do_not_fit_are_refused(rows):
+    cache = cache_of(16)
+    cache.reserve(1, 3)
+
+    with pytest.raises(ShapeError, match="rows: expected"):
+        cache.write(0, cache.slots(1, range(3)), rows)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda cache: cache.reserve(1, -1), "num_rows: expected at least 0"),
+        (lambda cache: cache.advance(1, 13), r"num_rows: expected 0\.\.12"),
+        (lambda cache: cache.advance(1, -1), r"num_rows: expected 0\.\.12"),
+        (lambda cache: cache.truncate(1, 5), r"length: expected 0\.\.4"),
+        (lambda cache: cache.truncate(1, -1), r"length: expected 0\.\.4"),
+        (lambda cache: cache.release(9), "sequence: expected one of"),
+    ],
+)
+def test_impossible_lengths_are_refused(call, message):
+    cache = cache_of(16)
+    commit_rows(cache, 1, 4)
+
+    with pytest.raises(CacheError, match=message):
+        call(cache)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((1, 4, 32, 8), "page_size"),
+        ((0, 4, 16, 8), "num_layers"),
+        ((1, 0, 16, 8), "num_pages"),
+        ((1, 4, 16, 0), "row_dim"),
+    ],
+)
+def test_a_cache_of_an_impossible_shape_is_refused(shape, message):
+    with pytest.raises(ConfigError, match=message):
+        CacheShape(*shape)
+
+
+@pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [1, 2, 3]])
+def test_a_page_order_that_is_no_permutation_is_refused(order):
+    with pytest.raises(ConfigError, match="page order"):
+        cache_of(16, 3, page_order=order)
+
+
+def damaged(damage):
+    cache = cache_of(16, 8)
+    commit_rows(cache, 1, 20)
+    commit_rows(cache, 2, 20)
+    cache.check_integrity()
+    damage(cache)
+    return cache
+
+
+def give_a_page_a_second_owner(cache):
+    shared = cache._owners[1].pages[0]
+    cache._owners[2].pages[0] = shared
+    cache._tables[cache._owners[2].row, 0] = shared
+
+
+def lose_a_free_page(cache):
+    cache._pool._free.pop()
+
+
+def free_a_page_that_is_owned(cache):
+    cache._pool._free.append(cache._owners[1].pages[0])
+
+
+def leave_an_entry_after_the_last_page(cache):
+    cache.page_table([1], max_pages=4)
+    cache._tables[cache._owners[1].row, 2] = 0
+
+
+def point_a_table_elsewhere(cache):
+    cache._tables[cache._owners[1].row, 0] = cache._pool._free[-1]
+
+
+def lengthen_beyond_the_pages(cache):
+    cache._owners[1].length = 33
+
+
+def leave_a_released_table_behind(cache):
+    row = cache._owners[2].row
+    cache.release(2)
+    cache._tables[row, 0] = 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (give_a_page_a_second_owner, "owners of page .*got [02]"),
+        (lose_a_free_page, "owners of page .*got 0"),
+        (free_a_page_that_is_owned, "owners of page .*got 2"),
+        (leave_an_entry_after_the_last_page, "page table of 1"),
+        (point_a_table_elsewhere, "page table of 1"),
+        (lengthen_beyond_the_pages, "length of 1"),
+        (leave_a_released_table_behind, "unused page table"),
+    ],
+)
+def test_the_integrity_check_names_the_damage(damage, message):
+    with pytest.raises(CacheError, match=message):
+        damaged(damage).check_integrity()
+
+
+class RefuseHostReads(TorchDispatchMode):
+    """Fails on every operation by which a tensor's values reach the host."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket._qualified_op_name
+        assert name not in {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal"}, name
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_write_reads_nothing_back_to_the_host():
+    cache = cache_of(16)
+    cache.reserve(1, 3)
+    slots, rows = cache.slots(1, range(3)), torch.ones(3, DIM)
+
+    with RefuseHostReads():
+        cache.write(1, slots, rows)
+
+    with pytest.raises(AssertionError, match="_local_scalar_dense"), RefuseHostReads():
+        slots.sum().item()
+
+
+steps = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.sampled_from(["step", "step", "step", "prefill", "truncate", "release"]),
+        st.integers(0, 40),
+        st.randoms(use_true_random=False),
+    ),
+    max_size=25,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(page_size=st.sampled_from(PAGE_SIZES), steps=steps)
+def test_any_history_leaves_exactly_the_accepted_rows(page_size, steps):
+    """A plain list for each sequence says what its committed rows must be."""
+    cache = cache_of(page_size, -(-192 // page_size))
+    expected, counter = {}, 0
+    for seq, action, size, chooser in steps:
+        if action == "release" and seq in expected:
+            cache.release(seq)
+            del expected[seq]
+        elif action == "truncate" and seq in expected:
+            length = min(size, len(expected[seq]))
+            cache.truncate(seq, length)
+            del expected[seq][length:]
+        elif action in ("step", "prefill"):
+            num_rows = size + 1
+            try:
+                cache.reserve(seq, num_rows)
+            except OutOfPagesError:
+                cache.check_integrity()
+                continue
+            held = expected.setdefault(seq, [])
+            fresh = list(range(counter, counter + num_rows))
+            counter += num_rows
+            slots = cache.slots(seq, range(len(held), len(held) + num_rows))
+            for layer in range(LAYERS):
+                cache.write(layer, slots, row_values(0, layer, fresh))
+            if action == "prefill":
+                cache.advance(seq, num_rows)
+                held.extend(fresh)
+            else:
+                path = sorted(chooser.sample(range(1, num_rows), min(size, chooser.randint(0, 7))))
+                cache.commit(seq, path)
+                held.extend(fresh[node] for node in [0, *path])
+        cache.check_integrity()
+        for other, rows in expected.items():
+            for layer in (0, LAYERS - 1):
+                assert torch.equal(cache.gather(layer, other), row_values(0, layer, rows))
