@@ -24,9 +24,7 @@ from torch import Tensor
 
 from engine.config import check_page_size
 from engine.errors import CacheError, ConfigError, ShapeError
-from engine.page_pool import PagePool
-
-NO_PAGE = -1
+from engine.page_pool import NO_PAGE, PagePool, PageTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +89,12 @@ class LatentCache:
         )
         self._pool = PagePool(shape.num_pages, page_order)
         self._owners: dict[int, _Owner] = {}
-        self._free_rows: list[int] = []
-        self._tables = torch.empty((0, 0), dtype=torch.int32, device=device)
+        self._tables = PageTables(self.pages.device)
 
     @property
     def num_free_pages(self) -> int:
         """Pages no sequence holds."""
-        return len(self._pool.free_pages)
+        return self._pool.num_free
 
     @property
     def sequences(self) -> tuple[int, ...]:
@@ -135,12 +132,11 @@ class LatentCache:
         length, held = (owner.length, len(owner.pages)) if owner else (0, 0)
         needed = -(-(length + num_rows) // self.shape.page_size)
         fresh = self._pool.take(max(0, needed - held))
-        owner = owner or self._begin(seq)
+        if owner is None:
+            owner = self._owners[seq] = _Owner(self._tables.begin())
         if not fresh:
             return
-        self._widen(needed)
-        ids = torch.tensor(fresh, dtype=torch.int32, device=self.pages.device)
-        self._tables[owner.row, held:needed] = ids
+        self._tables.put(owner.row, held, fresh)
         owner.pages.extend(fresh)
         self._poison(owner, held * self.shape.page_size)
 
@@ -170,9 +166,7 @@ class LatentCache:
             raise CacheError(
                 f"max_pages: expected at least {longest}, got {width} (pages of a sequence)"
             )
-        self._widen(width)
-        rows = torch.tensor([owner.row for owner in owners], device=self.pages.device)
-        return self._tables[:, :width].index_select(0, rows.long())
+        return self._tables.select([owner.row for owner in owners], width)
 
     def slots(self, seq: int, positions: Tensor | Sequence[int]) -> Tensor:
         """Return where `positions` of `seq` live.
@@ -205,7 +199,7 @@ class LatentCache:
                 )
         wanted = wanted.to(self.pages.device)
         page_size = self.shape.page_size
-        page_ids = self._tables[owner.row].index_select(0, wanted // page_size).long()
+        page_ids = self._tables.lookup(owner.row, wanted // page_size)
         return page_ids * page_size + wanted % page_size
 
     def write(self, layer: int, slots: Tensor, rows: Tensor) -> None:
@@ -292,14 +286,14 @@ class LatentCache:
         owner.length = length
         keep = -(-length // self.shape.page_size)
         self._pool.give_back(owner.pages[keep:])
-        self._tables[owner.row, keep:] = NO_PAGE
+        self._tables.clear(owner.row, keep)
         del owner.pages[keep:]
         self._poison(owner, length)
 
     def release(self, seq: int) -> None:
         """Forget `seq` and give back all its pages."""
         self.truncate(seq, 0)
-        self._free_rows.append(self._owners.pop(seq).row)
+        self._tables.end(self._owners.pop(seq).row)
 
     def check_integrity(self) -> None:
         """Refuse a cache whose pages and tables disagree; reads the tables back to the host.
@@ -311,10 +305,10 @@ class LatentCache:
             is not -1 after them, or a sequence is longer than its pages.
         """
         owned = Counter(self._pool.free_pages)
-        tables = self._tables.tolist()
+        tables = self._tables.ids.tolist()
         for seq, owner in self._owners.items():
             owned.update(owner.pages)
-            padding = [NO_PAGE] * (self._tables.shape[1] - len(owner.pages))
+            padding = [NO_PAGE] * (self._tables.ids.shape[1] - len(owner.pages))
             _require(
                 tables[owner.row] == owner.pages + padding,
                 f"page table of {seq}: expected {owner.pages} and -1 after them, got "
@@ -345,23 +339,6 @@ class LatentCache:
                 f"sequence: expected one of {list(self._owners)}, got {seq} (reserve rows first)"
             )
         return owner
-
-    def _begin(self, seq: int) -> _Owner:
-        if not self._free_rows:
-            rows, width = self._tables.shape
-            grown = self._tables.new_full((max(1, 2 * rows), width), NO_PAGE)
-            grown[:rows] = self._tables
-            self._free_rows = list(range(grown.shape[0] - 1, rows - 1, -1))
-            self._tables = grown
-        self._owners[seq] = _Owner(self._free_rows.pop())
-        return self._owners[seq]
-
-    def _widen(self, width: int) -> None:
-        rows, held = self._tables.shape
-        if width > held:
-            grown = self._tables.new_full((rows, max(width, 2 * held)), NO_PAGE)
-            grown[:, :held] = self._tables
-            self._tables = grown
 
     def _flat(self) -> Tensor:
         return self.pages.flatten(1, 2)  # [layers, P * L, D], a view

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.errors import CacheError, ConfigError, OutOfPagesError, ShapeError
-from engine.kv_cache import NO_PAGE, CacheShape, LatentCache
+from engine.kv_cache import CacheShape, LatentCache
+from engine.page_pool import NO_PAGE
 
 LAYERS, DIM = 3, 5
 PAGE_SIZES = [1, 16, 64]
@@ -315,7 +316,7 @@ def damaged(damage):
 def give_a_page_a_second_owner(cache):
     shared = cache._owners[1].pages[0]
     cache._owners[2].pages[0] = shared
-    cache._tables[cache._owners[2].row, 0] = shared
+    cache._tables.ids[cache._owners[2].row, 0] = shared
 
 
 def lose_a_free_page(cache):
@@ -328,11 +329,11 @@ def free_a_page_that_is_owned(cache):
 
 def leave_an_entry_after_the_last_page(cache):
     cache.page_table([1], max_pages=4)
-    cache._tables[cache._owners[1].row, 2] = 0
+    cache._tables.ids[cache._owners[1].row, 2] = 0
 
 
 def point_a_table_elsewhere(cache):
-    cache._tables[cache._owners[1].row, 0] = cache._pool._free[-1]
+    cache._tables.ids[cache._owners[1].row, 0] = cache._pool._free[-1]
 
 
 def lengthen_beyond_the_pages(cache):
@@ -342,7 +343,7 @@ def lengthen_beyond_the_pages(cache):
 def leave_a_released_table_behind(cache):
     row = cache._owners[2].row
     cache.release(2)
-    cache._tables[row, 0] = 0
+    cache._tables.ids[row, 0] = 0
 
 
 @pytest.mark.parametrize(
