@@ -226,7 +226,7 @@ def _asv(
         for line in process.stdout or ():
             text = line.rstrip("\n")
             if text.strip():
-                last.append(text.strip())
+                last.append(text.strip(" ·"))
             if echo is not None:
                 echo(text)
     if process.returncode not in (OK, SOME_FAILED):
