@@ -1,4 +1,4 @@
-"""The draft tree against published vectors, brute force and plain walks."""
+"""The draft tree against published vectors and brute force."""
 
 import itertools
 import math
@@ -8,15 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.draft_tree import (
-    DraftTree,
-    accept,
-    accept_batch,
-    build_draft_tree,
-    build_from_log_probs,
-)
+from engine.draft_tree import DraftTree, build_draft_tree, build_from_log_probs
 from engine.errors import BudgetError, ShapeError
-from engine.sequence import Cut, cut_at_stop
 
 ROOT = 7
 G1 = [(-0.1, -1.0, -2.5), (-0.2, -1.5, -3.0), (-0.3, -1.8, -2.0)]
@@ -139,17 +132,6 @@ def test_the_nntrainer_logits_start_with_token_zero():
     assert build_draft_tree(logits, root_token=99, node_budget=100).num_nodes == 3 + 9
 
 
-def test_the_aphrodite_example_commits_one_draft_token():
-    logits = torch.tensor([[9.0, 2, 1], [8, 7, 1], [6, 5, 4]])
-    tree = build_draft_tree(logits, root_token=ROOT, node_budget=3)
-    first = int(tree.token_ids[1])
-
-    acceptance = accept(tree, torch.tensor([first, 1, 2, 0]))
-
-    assert tree.tree_size == 4
-    assert (acceptance.path.tolist(), acceptance.bonus_token) == ([1], 1)
-
-
 def test_a_width_of_one_gives_a_chain():
     tree = build_from_log_probs(
         torch.tensor(G2)[:, :1],
@@ -160,72 +142,6 @@ def test_a_width_of_one_gives_a_chain():
 
     assert tree.token_ids.tolist() == [9, 10, 20, 30]
     assert tree.parents.tolist() == [-1, 0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("said", "path", "bonus"),
-    [
-        ({0: 10, 1: 20, 2: 77}, [1, 2], 77),
-        ({0: 10, 1: 999, 2: 77}, [1], 999),
-        ({0: 5, 1: 20, 2: 77}, [], 5),
-    ],
-)
-def test_a_chain_is_walked_up_to_the_first_disagreement(said, path, bonus):
-    tree = tree_of([[-1.0], [-1.0]], 2, [[10], [20]])
-
-    acceptance = accept(tree, torch.tensor([said[node] for node in range(3)]))
-
-    assert (acceptance.path.tolist(), acceptance.bonus_token) == (path, bonus)
-
-
-WALKS = {
-    "W1": ({0: 12, 3: 21, 5: 31, 8: 77}, [0, 3, 5, 8], 77, [12, 21, 31, 77]),
-    "W2": ({0: 11, 1: 22, 7: 31}, [0, 1, 7], 31, [11, 22, 31]),
-    "W3": ({0: 13}, [0], 13, [13]),
-    "W4": ({0: 11, 1: 21, 2: 32, 6: 5}, [0, 1, 2, 6], 5, [11, 21, 32, 5]),
-}
-
-
-def walk_tree():
-    return tree_of(G2, 8, [[11, 12, 13], [21, 22, 23], [31, 32, 33]])
-
-
-def target_tokens_of(said):
-    return torch.tensor([said.get(node, -5) for node in range(9)])
-
-
-@pytest.mark.parametrize("name", WALKS)
-def test_golden_walks_accept_exactly_the_published_nodes(name):
-    said, accepted, bonus, emitted = WALKS[name]
-    tree = walk_tree()
-
-    acceptance = accept(tree, target_tokens_of(said))
-
-    assert tree.token_ids.tolist() == [7, 11, 21, 12, 31, 21, 32, 22, 31]
-    assert [0, *acceptance.path.tolist()] == accepted
-    assert acceptance.path.dtype == torch.int32
-    assert acceptance.bonus_token == bonus
-    assert [*tree.token_ids[acceptance.path].tolist(), bonus] == emitted
-    assert acceptance.commit_length == len(emitted)
-
-
-def test_walk_five_ends_after_the_stop_token():
-    emitted = WALKS["W1"][3]
-
-    assert cut_at_stop(emitted, {21}, room=100) == Cut(2, "stop")
-
-
-def test_a_batch_is_walked_like_its_trees_and_padding_is_not_looked_at():
-    trees = [walk_tree(), tree_of(G2, 0), tree_of(G2, 3)]
-    rows = torch.full((3, 12), 11)
-    rows[0, :9] = target_tokens_of(WALKS["W1"][0])
-    rows[2, :4] = torch.tensor([0, 0, 0, 0])
-
-    batch = accept_batch(trees, rows)
-
-    alone = [accept(tree, row[: tree.tree_size]) for tree, row in zip(trees, rows, strict=True)]
-    assert [a.path.tolist() for a in batch] == [a.path.tolist() for a in alone]
-    assert [a.bonus_token for a in batch] == [a.bonus_token for a in alone] == [77, 11, 0]
 
 
 descending = st.integers(1, 5).flatmap(
@@ -396,7 +312,6 @@ def test_nothing_to_choose_leaves_the_root_alone(tree):
     assert tree.token_ids.tolist() == [ROOT]
     assert tree.parents.tolist() == [-1]
     assert tree.ancestor_mask().tolist() == [[True]]
-    assert accept(tree, torch.tensor([3])).commit_length == 1
 
 
 @pytest.mark.parametrize("budget", [-1, 513, True, 2.0])
@@ -445,20 +360,8 @@ def test_log_probs_that_are_no_sorted_candidates_are_refused(log_probs, token_id
         build_from_log_probs(log_probs, token_ids, root_token=ROOT, node_budget=4)
 
 
-@pytest.mark.parametrize("tokens", [torch.zeros(8), torch.zeros(9), torch.zeros(1, 9).long()])
-def test_target_tokens_of_another_tree_are_refused(tokens):
-    with pytest.raises(ShapeError, match=r"target_tokens: expected \[9\]"):
-        accept(walk_tree(), tokens)
-
-
-@pytest.mark.parametrize("shape", [(2, 8), (1, 9), (9,)])
-def test_target_tokens_of_another_batch_are_refused(shape):
-    with pytest.raises(ShapeError, match="target_tokens"):
-        accept_batch([walk_tree(), walk_tree()], torch.zeros(shape, dtype=torch.int64))
-
-
 def test_a_tree_of_uneven_fields_is_refused():
-    tree = walk_tree()
+    tree = tree_of(G2, 8)
 
     with pytest.raises(ShapeError, match="depths"):
         DraftTree(tree.token_ids, tree.parents, tree.depths[:-1], tree.path_log_probs)
