@@ -1,0 +1,457 @@
+"""Comparisons: every verdict, the statistics behind it, and what a verdict must not say."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import ttest_ind
+
+from db.cases import DuplicateCaseError
+from db.compare import SEVERITY, CaseKey, CaseResult, Policy, Verdict, compare
+from db.two_samples import by_noise, by_samples, false_discovery_rates, needed_samples
+
+KEY = CaseKey("step.Step.time_step", "1", "context=1024, page_size=16", "time", "h200", "py3.11")
+
+
+def case(samples=(1.0, 1.01, 0.99, 1.0), **changes):
+    """A result of KEY whose samples are process medians unless said otherwise."""
+    samples = tuple(float(sample) for sample in samples)
+    value = float(np.median(samples)) if samples else None
+    fields = {
+        "key": KEY,
+        "unit": "s",
+        "direction": "lower",
+        "status": "ok",
+        "value": value,
+        "samples": samples,
+        "n": 10 * len(samples),
+        "num_processes": len(samples),
+    }
+    return CaseResult(**{**fields, **changes})
+
+
+def named(name, result):
+    return replace(result, key=replace(KEY, benchmark=name))
+
+
+def only(base, head, policy=None):
+    (found,) = compare([base], [head], policy).cases
+    return found
+
+
+def processes(seed, n=6, level=1.0, noise=0.005):
+    rng = np.random.default_rng(seed)
+    return tuple(level * np.exp(noise * rng.standard_normal(n)))
+
+
+FAILED = case((), status="failed", value=None, n=0)
+SKIPPED = case((), status="skipped", value=None, n=0)
+
+
+# --- verdicts --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("direction", "level", "verdict"),
+    [
+        ("lower", 1.10, Verdict.REGRESSION),
+        ("lower", 0.90, Verdict.IMPROVEMENT),
+        ("higher", 1.10, Verdict.IMPROVEMENT),
+        ("higher", 0.90, Verdict.REGRESSION),
+    ],
+)
+def test_direction_comes_from_the_metric(direction, level, verdict):
+    base, head = case(processes(0)), case(processes(1, level=level))
+
+    found = only(replace(base, direction=direction), replace(head, direction=direction))
+
+    assert found.verdict is verdict
+    assert found.relative_change == pytest.approx(level - 1.0, abs=0.01)
+    assert found.interval_low < found.relative_change < found.interval_high
+    assert found.interval_low * found.interval_high > 0.0
+
+
+def test_a_flag_is_screened_and_says_so():
+    found = only(case(processes(0)), case(processes(1, level=1.2)))
+
+    assert not found.confirmed
+    assert "screened, not yet confirmed" in found.reason
+    assert found.to_dict()["tier"] == "screened"
+
+
+def test_calm_sides_at_one_level_are_no_change():
+    found = only(case(processes(0)), case(processes(1)))
+
+    assert found.verdict is Verdict.NO_CHANGE
+    assert -0.03 <= found.interval_low <= found.interval_high <= 0.03
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.integers(2, 10),
+    st.floats(-0.08, 0.08),
+    st.floats(0.0005, 0.05),
+)
+def test_no_change_holds_exactly_where_the_whole_interval_is_irrelevant(seed, n, change, noise):
+    base = case(processes(seed, n, noise=noise))
+    head = case(processes(seed + 1, n, level=1.0 + change, noise=noise))
+
+    found = only(base, head)
+
+    inside = found.interval_low >= -0.03 and found.interval_high <= 0.03
+    assert (found.verdict is Verdict.NO_CHANGE) == inside
+    if found.verdict in {Verdict.REGRESSION, Verdict.IMPROVEMENT}:
+        assert abs(found.relative_change) >= 0.03
+        assert found.q_value <= 0.05
+    assert 0.0 < found.p_value <= found.q_value <= 1.0
+    assert found.interval_low <= found.relative_change <= found.interval_high
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.8, 1.25))
+def test_swapping_the_sides_swaps_the_verdict(seed, level):
+    base, head = case(processes(seed)), case(processes(seed + 1, level=level))
+    swapped = {
+        Verdict.REGRESSION: Verdict.IMPROVEMENT,
+        Verdict.IMPROVEMENT: Verdict.REGRESSION,
+    }
+
+    there, back = only(base, head), only(head, base)
+
+    ends = (there.relative_change, there.interval_low, there.interval_high)
+    # The margin is relative to the baseline, so close to it the two sides see it differently.
+    if all(abs(abs(end) - 0.03) > 0.005 for end in ends):
+        assert back.verdict is swapped.get(there.verdict, there.verdict)
+    assert (1 + there.relative_change) * (1 + back.relative_change) == pytest.approx(1.0)
+    assert (1 + there.interval_low) * (1 + back.interval_high) == pytest.approx(1.0)
+
+
+def test_wide_intervals_are_inconclusive_and_say_what_would_decide_them():
+    found = only(case(processes(0, 3, noise=0.03)), case(processes(2, 3, noise=0.03)))
+
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert 3 < found.needed_processes < 200
+    assert "n = 30 and 30" in found.reason
+    assert f"about {found.needed_processes} interleaved processes a side" in found.reason
+    assert f"{found.interval_high:+.1%}" in found.reason
+
+
+def test_a_change_on_the_margin_is_undecidable_and_says_so():
+    base, head = case((1.0, 1.001, 0.999)), case((1.0299, 1.03, 1.02999))
+
+    found = only(base, head, Policy(max_processes=5))
+
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.needed_processes is None
+    assert "even 5 interleaved processes a side would not decide it" in found.reason
+
+
+def test_a_significant_but_irrelevant_change_is_no_regression():
+    base = case((1.0, 1.0001, 0.9999, 1.0))
+    head = case((1.01, 1.0101, 1.0099, 1.01))
+
+    found = only(base, head)
+
+    assert found.p_value < 1e-6
+    assert found.verdict is Verdict.NO_CHANGE
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "culprit"),
+    [
+        (case((1.0,), status="single-sample"), case(), "the baseline is a single sample"),
+        (case(), case((1.2,), status="single-sample"), "the contender is a single sample"),
+        (case((1.0,)), case(), "the baseline has 1 processes of the 2"),
+        (case(), case((1.2, 1.2, 1.2), num_processes=None), "the contender has 3 samples of the 4"),
+    ],
+)
+def test_a_short_side_is_not_enough_history(base, head, culprit):
+    found = only(base, head)
+
+    assert found.verdict is Verdict.NOT_ENOUGH_HISTORY
+    assert culprit in found.reason
+    assert "no noise floor is known" in found.reason
+    assert found.p_value is None
+
+
+def test_a_known_noise_floor_decides_single_samples():
+    base = case((1.0,), status="single-sample", noise_rel=0.005)
+    head = case((1.1,), status="single-sample")
+
+    found = only(base, head)
+
+    assert found.verdict is Verdict.REGRESSION
+    assert found.noise_rel == 0.005
+    # t with 9 degrees of freedom, 2.262, times the root of two of the floor, around ln 1.1
+    half = 2.262157 * math.sqrt(2) * 0.005
+    assert found.interval_low == pytest.approx(1.1 * math.exp(-half) - 1, rel=1e-5)
+    assert found.interval_high == pytest.approx(1.1 * math.exp(half) - 1, rel=1e-5)
+
+
+def test_the_larger_noise_floor_counts():
+    quiet, loud = case(noise_rel=0.001), case((1.1,) * 4, noise_rel=0.08)
+
+    assert only(quiet, loud).verdict is Verdict.INCONCLUSIVE
+    assert only(quiet, loud).noise_rel == 0.08
+
+
+def test_a_run_noisier_than_its_history_is_judged_by_itself():
+    base = case((1.0, 1.12, 0.91, 1.05), noise_rel=0.001)
+    head = case((1.06, 1.2, 0.95, 1.1), noise_rel=0.001)
+
+    found = only(base, head)
+
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "scatter more than its history" in found.reason
+
+
+def test_raw_samples_of_unknown_processes_are_widened_by_the_usual_noise():
+    samples = 1.0 + 1e-5 * np.arange(40)
+
+    found = only(case(samples, num_processes=None), case(1.012 * samples, num_processes=None))
+
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.interval_high - found.interval_low == pytest.approx(0.0486, abs=0.002)
+    assert "samples of unknown processes" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "verdict"),
+    [
+        (case(), FAILED, Verdict.FAILED),
+        (FAILED, FAILED, Verdict.FAILED),
+        (SKIPPED, FAILED, Verdict.FAILED),
+        (FAILED, case(), Verdict.NOT_ENOUGH_HISTORY),
+        (case(), SKIPPED, Verdict.SKIPPED),
+        (SKIPPED, SKIPPED, Verdict.SKIPPED),
+        (FAILED, SKIPPED, Verdict.SKIPPED),
+        (SKIPPED, case(), Verdict.NEW),
+        (case(), None, Verdict.REMOVED),
+        (FAILED, None, Verdict.REMOVED),
+        (SKIPPED, None, Verdict.REMOVED),
+        (None, case(), Verdict.NEW),
+        (None, FAILED, Verdict.FAILED),
+        (None, SKIPPED, Verdict.SKIPPED),
+        (case(), case((), value=math.nan), Verdict.FAILED),
+        (case((0.0, 0.0)), case(), Verdict.INCONCLUSIVE),
+        (case(), case((1.0, -1.0, 1.0)), Verdict.INCONCLUSIVE),
+        (case((1.0, math.nan, 1.0), value=1.0), case(), Verdict.INCONCLUSIVE),
+    ],
+)
+def test_a_side_without_a_usable_number_has_its_own_verdict(base, head, verdict):
+    sides = [[side] if side is not None else [] for side in (base, head)]
+
+    (found,) = compare(*sides).cases
+
+    assert found.verdict is verdict
+    assert found.reason
+    assert (found.p_value, found.interval_low, found.interval_high) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        case(),
+        case((4.0,), status="single-sample", unit="tokens", direction="higher"),
+        case((0.0,), status="single-sample"),
+        case((1.0,) * 4, num_processes=None),
+    ],
+)
+def test_equal_is_no_change(result):
+    found = only(result, result)
+
+    assert found.verdict is Verdict.NO_CHANGE
+    assert (found.relative_change, found.interval_low, found.interval_high) == (0.0, 0.0, 0.0)
+
+
+def test_one_value_from_different_samples_is_not_taken_for_equal():
+    assert only(case((0.5, 1.0, 1.5)), case((0.6, 1.0, 1.4))).verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_benchmark_whose_version_changed_is_not_compared():
+    newer = replace(case(), key=replace(KEY, version="2"))
+
+    removed, new = compare([case()], [newer]).cases
+
+    assert (removed.verdict, new.verdict) == (Verdict.REMOVED, Verdict.NEW)
+    assert "version 1 here, 2 on the other side" in removed.reason
+    assert "version 2 here, 1 on the other side" in new.reason
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "differs"),
+    [("driver 1", "driver 2", True), ("driver 1", "driver 1", False), (None, "driver 2", False)],
+)
+def test_differing_environments_are_said(base, head, differs):
+    comparison = compare(
+        [case(processes(0), environment=base)], [case(processes(1, level=1.1), environment=head)]
+    )
+
+    assert comparison.environment_differs is differs
+    assert comparison.cases[0].environment_differs is differs
+    assert ("driver 1 and driver 2" in comparison.cases[0].reason) is differs
+
+
+# --- the whole -------------------------------------------------------------------------------
+
+
+def test_the_gravest_case_leads_and_names_the_whole():
+    base = [named(name, case(processes(i))) for i, name in enumerate("abcd")]
+    head = [
+        named("a", case(processes(10, level=1.08))),
+        named("b", case(processes(11, level=0.8))),
+        named("c", FAILED),
+        named("d", case(processes(12, level=1.3))),
+        named("e", case()),
+    ]
+
+    found = compare(base, head)
+
+    assert [c.key.benchmark for c in found.cases] == ["d", "a", "c", "b", "e"]
+    assert found.verdict is Verdict.REGRESSION
+    assert found.counts[Verdict.REGRESSION] == 2
+    assert found.counts[Verdict.INCONCLUSIVE] == 0
+    assert sum(found.counts.values()) == 5
+    assert set(found.counts) == set(Verdict)
+
+
+def test_every_verdict_has_a_place_and_ignorance_outranks_good_news():
+    rank = SEVERITY.index
+
+    assert sorted(SEVERITY) == sorted(Verdict)
+    assert rank(Verdict.REGRESSION) < rank(Verdict.FAILED) < rank(Verdict.INCONCLUSIVE)
+    assert rank(Verdict.NOT_ENOUGH_HISTORY) < rank(Verdict.IMPROVEMENT) < rank(Verdict.NO_CHANGE)
+
+
+def test_nothing_to_compare_is_not_enough_history():
+    assert compare([], []).verdict is Verdict.NOT_ENOUGH_HISTORY
+
+
+def test_two_results_of_one_case_are_refused():
+    with pytest.raises(DuplicateCaseError, match=r"contender: expected one result of step.Step"):
+        compare([], [case(), case()])
+
+
+def test_many_flat_cases_are_not_flagged():
+    """At a rate of 5 % about one of 20 comparisons of 30 flat cases may flag anything."""
+    flagged = 0
+    for seed in range(60):
+        base = [named(str(i), case(processes(10**4 * seed + i, 4, noise=0.03))) for i in range(30)]
+        head = [
+            named(str(i), case(processes(10**6 + 10**4 * seed + i, 4, noise=0.03)))
+            for i in range(30)
+        ]
+        found = compare(base, head)
+        flagged += found.counts[Verdict.REGRESSION] + found.counts[Verdict.IMPROVEMENT] > 0
+
+    assert flagged <= 7
+
+
+def test_one_regression_is_found_among_many_flat_cases():
+    base = [named(f"{i:02}", case(processes(i))) for i in range(40)]
+    head = [named(f"{i:02}", case(processes(i + 99))) for i in range(39)]
+    head.append(named("39", case(processes(500, level=1.05))))
+
+    found = compare(base, head)
+
+    assert [c.key.benchmark for c in found.cases if c.verdict is Verdict.REGRESSION] == ["39"]
+
+
+def test_a_weak_signal_among_many_cases_is_left_undecided():
+    weak = case((1.0, 1.005, 0.995, 1.002)), case((1.05, 1.01, 1.04, 1.09))
+    flat = [
+        (case(processes(i, noise=0.03)), case(processes(i + 70, noise=0.03))) for i in range(60)
+    ]
+    base = [named("weak", weak[0]), *(named(f"{i}", pair[0]) for i, pair in enumerate(flat))]
+    head = [named("weak", weak[1]), *(named(f"{i}", pair[1]) for i, pair in enumerate(flat))]
+
+    alone = only(*weak, Policy(fdr=0.1))
+    among = next(c for c in compare(base, head, Policy(fdr=0.1)).cases if c.key.benchmark == "weak")
+
+    assert alone.verdict is Verdict.REGRESSION
+    assert among.p_value == alone.p_value
+    assert among.q_value > alone.q_value
+    assert among.verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_comparison_is_strict_json():
+    found = compare([case(), named("b", FAILED)], [case((9.0, 9.1)), named("c", SKIPPED)])
+
+    plain = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+
+    assert plain["verdict"] == "regression"
+    assert plain["counts"]["no change"] == 0
+    assert plain["policy"]["relevance_rel"] == 0.03
+    assert plain["cases"][0]["case"] == "step.Step.time_step(context=1024, page_size=16)"
+    assert plain["cases"][0]["key"]["machine"] == "h200"
+
+
+# --- statistics ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("m", "n"), [(2, 2), (3, 7), (7, 4)])
+def test_few_processes_are_compared_by_welchs_t(m, n):
+    rng = np.random.default_rng(m * n)
+    a, b = rng.standard_normal(m), 0.5 + 2.0 * rng.standard_normal(n)
+    theirs = ttest_ind(b, a, equal_var=False)
+
+    ours = by_samples(a, b, 0.95)
+
+    assert ours.p_value == pytest.approx(theirs.pvalue)
+    assert (ours.low, ours.high) == pytest.approx(theirs.confidence_interval(0.95))
+
+
+def test_many_samples_are_compared_by_rank_and_one_wild_one_does_not_matter():
+    a = np.linspace(0.0, 0.01, 12)
+    b = a + 0.05
+    wild = np.append(b[:-1], 50.0)
+
+    calm, disturbed = by_samples(a, b, 0.95), by_samples(a, wild, 0.95)
+
+    assert disturbed.high < 0.07
+    assert disturbed.p_value == calm.p_value < 1e-5
+
+
+def naive_rates(p_values):
+    """For each p: the least over thresholds at or above it of expected over found."""
+    return [
+        min([1.0] + [len(p_values) * t / sum(q <= t for q in p_values) for t in p_values if t >= p])
+        for p in p_values
+    ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(1e-12, 1.0), max_size=30))
+def test_false_discovery_rates_are_those_of_the_definition(p_values):
+    assert false_discovery_rates(p_values) == pytest.approx(naive_rates(p_values))
+
+
+def test_needed_samples_is_the_first_number_that_is_enough():
+    deviation, distance = 0.02, 0.013
+
+    def half_width(n):
+        rng = np.random.default_rng(0)
+        side = rng.standard_normal(n)
+        side = deviation * (side - side.mean()) / side.std(ddof=1)
+        theirs = ttest_ind(side, side, equal_var=True).confidence_interval(0.95)
+        return theirs.high
+
+    n = needed_samples(deviation, distance, 0.95, limit=500)
+
+    assert half_width(n) < distance <= half_width(n - 1)
+    assert needed_samples(deviation, distance, 0.95, limit=n - 1) is None
+    assert needed_samples(deviation, 0.0, 0.95, limit=50) is None
+
+
+def test_no_p_value_is_zero():
+    far = by_noise(5.0, 1e-6, 0.95)
+    still = by_samples(np.zeros(3), np.ones(3), 0.95)
+
+    assert 0.0 < far.p_value < 1e-12
+    assert 0.0 < still.p_value < 1e-12
+    assert by_noise(0.0, 0.0, 0.95).p_value == 1.0
