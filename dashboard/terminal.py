@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from db.compare import CaseComparison, Comparison
     from db.diagnose import CaseDiagnosis, Claim, Diagnosis
+    from db.ingest import IngestReport
 
 LOG_WIDTH: Final = 160  # columns where no terminal says how wide it is
 MOST_ROWS: Final = 40  # of a table; the rest is counted
@@ -50,10 +51,24 @@ def console(*, error: bool = False) -> Console:
     return made
 
 
-def print_comparison(to: Console, comparison: Comparison, *, base: str, head: str) -> None:
+def print_report(to: Console, report: IngestReport) -> None:
+    """Print what an ingest found, stored and refused."""
+    to.print(
+        f"{report.files} files, {report.values} values: {report.new_results} results new, "
+        f"{report.unchanged} known, {report.failed} failed, {report.skipped} skipped"
+    )
+    if report.windows_joined or report.windows_unjoined:
+        to.print(
+            f"telemetry: {report.windows_joined} windows joined to their results, "
+            f"{report.windows_unjoined} not"
+        )
+    to.print(f"order of commits: by {report.order_basis}", style="dim")
+
+
+def print_comparison(to: Console, comparison: Comparison, *, base: str | None, head: str) -> None:
     """Print the verdict, the cases it rests on, and what it does not say."""
     style = VERDICT_STYLES.get(comparison.verdict, "bold")
-    commits = f"({commit_text(base)} → {commit_text(head)})"
+    commits = f"({f'{commit_text(base)} → ' if base else ''}{commit_text(head)})"
     to.print(Text.assemble((headline(comparison), style), " ", commits))
     if comparison.cases:
         to.print(_comparison_table(comparison.cases[:MOST_ROWS]))

@@ -1,0 +1,51 @@
+"""The command `ddtree-bench`: which commands there are, and what all of them share.
+
+Each command parses, opens a session, calls one function and prints; `cli_exit` says what an exit
+status means.
+"""
+
+from __future__ import annotations
+
+import click
+
+from dashboard.cli_base import DEFAULT_DB, App
+from dashboard.cli_comment import comment
+from dashboard.cli_compare import compare
+from dashboard.cli_dashboard import dashboard
+from dashboard.cli_db import db
+from dashboard.cli_detect import detect
+from dashboard.cli_diagnose import diagnose
+from dashboard.cli_exit import Group
+from dashboard.cli_ingest import ingest
+from dashboard.cli_run import run
+
+
+@click.group(
+    cls=Group,
+    epilog="Exit status: 0 ok, 1 internal error, 2 usage or bad input, "
+    "3 regression, 4 a benchmark failed or results are missing, 5 inconclusive.",
+)
+@click.option(
+    "--db",
+    "url",
+    envvar="DDTREE_BENCH_DB",
+    default=DEFAULT_DB,
+    metavar="URL",
+    show_default=True,
+    show_envvar=True,
+    help="sqlite:///FILE or postgresql://…",
+)
+@click.pass_context
+def main(ctx: click.Context, url: str) -> None:
+    """Track the speed of the DDTree engine: measure, store, compare, explain.
+
+    Example: ddtree-bench --db sqlite:///results.db compare 1a2b3c4 5d6e7f8
+    """
+    ctx.obj = App(url)
+
+
+for _command in (comment, compare, dashboard, db, detect, diagnose, ingest, run):
+    main.add_command(_command)
+
+if __name__ == "__main__":
+    main(prog_name="ddtree-bench")

@@ -1,0 +1,53 @@
+"""What every command shares: the database it was given, its options, and how it prints."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from sqlalchemy.orm import Session
+
+from db.session import open_database
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy import Engine
+
+DEFAULT_DB: Final = "sqlite:///ddtree-bench.db"
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """What the group's options say to all commands."""
+
+    url: str
+
+    @contextmanager
+    def engine(self, *, must_exist: bool) -> Iterator[Engine]:
+        """Open the database, and let go of its connections at the end."""
+        engine = open_database(self.url, must_exist=must_exist)
+        try:
+            yield engine
+        finally:
+            engine.dispose()
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """Open a session on a database that must exist."""
+        with self.engine(must_exist=True) as engine, Session(engine) as session:
+            yield session
+
+
+pass_app = click.make_pass_decorator(App)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print strict JSON only.")
+machine_option = click.option("--machine", metavar="NAME", help="Only results of this machine.")
+
+
+def print_json(value: Any) -> None:  # noqa: ANN401 - any plain value
+    """Print strict JSON: what it cannot hold is an error here, not in the reader."""
+    click.echo(json.dumps(value, allow_nan=False, ensure_ascii=False, indent=2))
