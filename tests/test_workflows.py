@@ -1,0 +1,185 @@
+"""The two workflows: what they may do, what they run, and that they run what exists."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from dashboard.cli import main
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / ".github" / "workflows"
+NAMES = sorted(path.name for path in FOLDER.iterdir())
+
+
+def load(name):
+    # YAML 1.1 reads the key `on` as true.
+    document = yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+    document["on"] = document.pop(True)
+    return document
+
+
+def jobs(name):
+    return load(name)["jobs"].values()
+
+
+def steps(name):
+    return [step for job in jobs(name) for step in job["steps"]]
+
+
+def scripts(name):
+    return [step["run"] for step in steps(name) if "run" in step]
+
+
+def test_there_is_one_workflow_to_measure_and_one_to_comment():
+    assert NAMES == ["bench.yml", "comment.yml"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_actions_are_pinned_by_commit_with_their_version_beside(name):
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    uses = re.findall(r"uses: *(.+)", text)
+
+    assert uses
+    for line in uses:
+        assert re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), line
+
+
+def test_both_workflows_pin_one_version_of_an_action():
+    pins = re.findall(
+        r"uses: *(\S+)@(\S+)",
+        "".join((FOLDER / name).read_text(encoding="utf-8") for name in NAMES),
+    )
+
+    assert len(dict(pins)) == len(set(pins))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_runs_on_pull_request_target(name):
+    assert "pull_request_target" not in load(name)["on"]
+
+
+def test_measuring_may_only_read():
+    assert load("bench.yml")["permissions"] == {"contents": "read"}
+    assert all("permissions" not in job for job in jobs("bench.yml"))
+
+
+def test_commenting_may_read_results_and_write_the_comment_only():
+    assert load("comment.yml")["permissions"] == {}
+    assert [job["permissions"] for job in jobs("comment.yml")] == [
+        {"actions": "read", "contents": "read", "pull-requests": "write"}
+    ]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_checkout_leaves_a_token_behind(name):
+    checkouts = [step for step in steps(name) if "actions/checkout@" in step.get("uses", "")]
+
+    assert checkouts
+    assert all(step["with"]["persist-credentials"] is False for step in checkouts)
+    assert all(step["with"]["fetch-depth"] == 0 for step in checkouts)
+
+
+def test_commenting_checks_out_the_default_branch_only():
+    refs = [
+        step["with"]["ref"] for step in steps("comment.yml") if "checkout@" in step.get("uses", "")
+    ]
+
+    assert refs == ["${{ github.event.repository.default_branch }}"]
+    assert not any(
+        re.search(r"git (checkout|switch|merge|pull|reset|worktree)", script)
+        for script in scripts("comment.yml")
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_expression_is_pasted_into_a_script(name):
+    assert not any("${{" in script for script in scripts(name))
+
+
+def test_pull_requests_are_measured_by_label_event_on_the_labelled_runner():
+    assert load("bench.yml")["on"]["pull_request"] == {"types": ["labeled"]}
+    (job,) = jobs("bench.yml")
+    assert job["runs-on"] == ["self-hosted", "gpu", "blackwell"]
+    assert "github.event.label.name == 'benchmark'" in job["if"]
+    assert "labels" not in job["if"]
+
+
+def test_one_job_uses_the_gpu_at_a_time():
+    (job,) = jobs("bench.yml")
+
+    assert job["concurrency"] == {"group": "gpu-blackwell", "cancel-in-progress": False}
+
+
+def test_shared_database_is_handed_to_main_only():
+    secrets = re.findall(
+        r"\$\{\{.*secrets.*\}\}", (FOLDER / "bench.yml").read_text(encoding="utf-8")
+    )
+
+    assert secrets == ["${{ github.event_name == 'push' && secrets.DDTREE_BENCH_DB || '' }}"]
+    assert "secrets." not in (FOLDER / "comment.yml").read_text(encoding="utf-8")
+
+
+def test_commenting_follows_the_measuring_workflow_by_its_name():
+    assert load("comment.yml")["on"] == {
+        "workflow_run": {"workflows": [load("bench.yml")["name"]], "types": ["completed"]}
+    }
+
+
+def test_results_are_uploaded_and_downloaded_under_one_name():
+    names = {
+        step["with"]["name"]
+        for name in NAMES
+        for step in steps(name)
+        if "-artifact@" in step.get("uses", "")
+    }
+
+    assert names == {"asv-results"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_command_and_option_in_a_workflow_exists(name):
+    called = [
+        words.split()
+        for script in scripts(name)
+        for words in re.findall(r"(?:^|[ /])ddtree-bench ([^\n]+)", script)
+    ]
+
+    assert called
+    for words in called:
+        command, options = main, {"--db"}
+        for word in words:
+            if isinstance(command, click.Group) and word in command.commands:
+                command = command.commands[word]
+                options |= {flag for param in command.params for flag in param.opts}
+            elif word.startswith("--"):
+                assert word in options, f"{word} of {' '.join(words)}"
+        assert not isinstance(command, click.Group), " ".join(words)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scripts_are_valid_shell(name):
+    for script in scripts(name):
+        done = subprocess.run(
+            ["bash", "-n"], input=script, text=True, capture_output=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_requirements_of_the_comment_leave_out_what_is_heavy(tmp_path):
+    script = next(script for script in scripts("comment.yml") if "requirements.txt" in script)
+    listing = script.split("python -m pip")[0]
+
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "RUNNER_TEMP": str(tmp_path), "PATH": path}
+    subprocess.run(["bash", "-e", "-c", listing], cwd=ROOT, env=environment, check=True)
+
+    lines = (tmp_path / "requirements.txt").read_text().split("\n")
+    names = {re.split(r"[><=\[ ]", line)[0] for line in lines if line}
+    assert {"alembic", "click", "httpx", "pandas", "rich", "sqlalchemy"} <= names
+    assert names.isdisjoint({"torch", "triton", "streamlit"})
