@@ -38,7 +38,15 @@ def target_config(config: Fields) -> TargetConfig:
 def target_fields(config: TargetConfig) -> dict[str, Any]:
     """Return what `target_config` reads back as `config`."""
     named = {k: v for k, v in asdict(config).items() if k != "yarn"}
-    return named | _TARGET_FIXED | {"model_type": "deepseek_v3", "rope_scaling": _scaling(config)}
+    return (
+        named
+        | _TARGET_FIXED
+        | {
+            "model_type": "deepseek_v3",
+            "num_key_value_heads": config.num_attention_heads,  # other readers ask for it
+            "rope_scaling": _scaling(config),
+        }
+    )
 
 
 def drafter_config(config: Fields, target: TargetConfig) -> DrafterConfig:

@@ -1,0 +1,149 @@
+import dataclasses
+from math import prod
+
+import pytest
+import torch
+
+from engine.config import DrafterConfig, TargetConfig, YarnConfig
+from engine.cost import (
+    StepShape,
+    draft_cost,
+    drafter_kv_bytes,
+    expected_experts_hit,
+    latent_bytes,
+    step_bytes,
+    verify_cost,
+)
+from engine.drafter import drafter_shapes
+from engine.presets import preset
+
+YARN = YarnConfig(factor=64, original_max_position_embeddings=4096)
+KIMI = TargetConfig(
+    hidden_size=7168,
+    num_hidden_layers=61,
+    num_attention_heads=64,
+    kv_lora_rank=512,
+    qk_nope_head_dim=128,
+    qk_rope_head_dim=64,
+    v_head_dim=128,
+    n_routed_experts=384,
+    num_experts_per_tok=8,
+    n_shared_experts=1,
+    moe_intermediate_size=2048,
+    intermediate_size=18432,
+    first_k_dense_replace=1,
+    vocab_size=163840,
+    max_position_embeddings=262144,
+    q_lora_rank=1536,
+    routed_scaling_factor=2.827,
+    rms_norm_eps=1e-5,
+    rope_theta=50000.0,
+    yarn=YARN,
+)
+KIMI_DRAFTER = DrafterConfig(
+    hidden_size=7168,
+    num_hidden_layers=6,
+    num_attention_heads=64,
+    num_key_value_heads=8,
+    head_dim=128,
+    intermediate_size=18432,
+    vocab_size=163840,
+    max_position_embeddings=262144,
+    num_target_layers=61,
+    block_size=8,
+    target_layer_ids=(1, 12, 24, 35, 47, 58),
+    mask_token_id=163838,
+    layer_types=("sliding_attention",) * 5 + ("full_attention",),
+    sliding_window=2048,
+    rope_theta=50000.0,
+    yarn=YARN,
+)
+
+
+def test_latent_bytes_are_the_published_ones():
+    assert latent_bytes(KIMI, 1, itemsize=2) == 70_272
+    assert latent_bytes(KIMI, 65536, itemsize=2) == 4_605_345_792
+
+
+def test_the_kimi_drafter_has_its_published_size():
+    matrices = [shape for shape in drafter_shapes(KIMI_DRAFTER).values() if len(shape) == 2]
+
+    assert sum(map(prod, matrices)) == 3_479_175_168
+
+
+def test_a_drafter_reads_its_windows_and_its_full_layers():
+    row = 24_576 // 6  # keys and values of one token in one layer
+
+    assert drafter_kv_bytes(KIMI_DRAFTER, 1, itemsize=2) == 24_576
+    assert drafter_kv_bytes(KIMI_DRAFTER, 65536, itemsize=2) == row * (65536 + 5 * 2047)
+
+
+@pytest.mark.parametrize(
+    ("rows", "hit"), [(1, 8), (4, 31), (8, 59), (16, 110), (32, 188), (64, 284), (128, 358)]
+)
+def test_experts_hit_are_the_published_expectation(rows, hit):
+    assert expected_experts_hit(KIMI, rows) == pytest.approx(hit, abs=0.6)
+
+
+def test_verify_reads_the_context_once_and_the_experts_that_are_hit():
+    shape = StepShape(context_len=65536, tree_size=16)
+
+    cost = verify_cost(KIMI, shape)
+
+    expert_bytes = 60 * expected_experts_hit(KIMI, 16) * 3 * 2048 * 7168 * 2
+    assert cost.kv_bytes == 70_272 * (65536 + 16)
+    assert expert_bytes < cost.bytes - cost.kv_bytes < expert_bytes + 30e9  # the rest in bf16
+    attention = 2 * 16 * 64 * 1088 * 61 * (65536 + 16)
+    assert attention < cost.flops < attention + 2 * 16 * 35e9  # 32 B active parameters and a head
+
+
+def test_bytes_grow_with_the_context_by_the_latent_rows_alone():
+    models = preset("tiny", dtype=torch.bfloat16)
+
+    short, long = (step_bytes(models.target, models.drafter, n, 17) for n in (1024, 4096))
+
+    drafter_rows = 3072 * 2 * 2 * 32 * 2  # the full layer only: the other one's window is full
+    assert (
+        long.bytes - short.bytes
+        == long.kv_bytes - short.kv_bytes
+        == 3072 * 3 * 80 * 2 + drafter_rows
+    )
+
+
+def test_sequences_share_weights_and_not_rows():
+    one, two = (verify_cost(KIMI, StepShape(1024, 1, num_seqs=n)) for n in (1, 2))
+
+    assert two.kv_bytes == 2 * one.kv_bytes
+    assert two.flops == 2 * one.flops
+    assert two.bytes < 2 * one.bytes
+
+
+def test_a_small_models_cost_is_counted_by_hand():
+    models = preset("nano")
+    config = dataclasses.replace(models.target.config, n_shared_experts=0, first_k_dense_replace=2)
+    shape = StepShape(context_len=10, tree_size=3, itemsize=4)
+
+    cost = verify_cost(config, shape)
+
+    attention = 12 * 32 + 24 * 12 + 20 * 32 + 32 * 16 + 32 * 16  # q_a, q_b, kv_a, kv_b, o
+    matrices = 2 * (attention + 3 * 32 * 32) + 23 * 32
+    norms = 2 * (2 * 32 + 12 + 16) + 32
+    kv_bytes = 2 * 20 * 13 * 4
+    assert cost.kv_bytes == kv_bytes
+    assert cost.bytes == 4 * (matrices + norms + 3 * 32) + kv_bytes
+    assert cost.flops == 2 * 3 * matrices + 2 * 2 * 2 * (20 + 16) * 3 * 13
+
+
+def test_a_small_drafters_cost_is_counted_by_hand():
+    config = preset("nano").drafter.config
+    shape = StepShape(context_len=10, tree_size=3, itemsize=4)
+
+    cost = draft_cost(config, shape)
+
+    layer = 16 * 32 + 2 * 8 * 32 + 32 * 16 + 3 * 32 * 32
+    seen = 5 + 8 + 10 + 8  # window and block, context and block
+    head = 23 * 32
+    norms = 2 * (2 * 32 + 2 * 8) + 2 * 32
+    assert cost.kv_bytes == seen * 2 * 8 * 4
+    assert cost.bytes == 4 * (2 * layer + 32 * 32 + head + norms + 8 * 32) + cost.kv_bytes
+    assert cost.flops == 2 * (8 * 2 * layer + 32 * 32 + 7 * head + 2 * 16 * 8 * seen)

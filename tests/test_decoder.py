@@ -1,0 +1,374 @@
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.decoder import Engine
+from engine.draft_tree import build_draft_tree
+from engine.drafter import TapRows
+from engine.errors import BackendError, ConfigError, OutOfPagesError, RequestError, ShapeError
+from engine.layers import Rotary
+from engine.observer import STAGES
+from engine.planted import PlantedDrafter, record_continuation
+from engine.presets import preset
+from engine.verify import chain, plan_pass
+
+MODELS = preset("nano", dtype=torch.float64, seed=1)
+TARGET = MODELS.target
+VOCAB = TARGET.config.vocab_size
+BLOCK = MODELS.drafter.config.block_size
+
+
+def prompt(length, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCAB, (length,), generator=generator).tolist()
+
+
+def make_engine(drafter=MODELS.drafter, *, observer=None, **config):
+    config = EngineConfig(**({"node_budget": 24, "max_context": 256} | config))
+    return Engine(TARGET, drafter, config, observer=observer, page_fill=torch.nan)
+
+
+def planted(prompts, commit_length, num_tokens=60):
+    known = [record_continuation(TARGET, p, num_tokens) for p in prompts]
+    return PlantedDrafter(MODELS.drafter, known, commit_length)
+
+
+def naive_pass(token_ids):
+    """Latent rows of every layer and the residual stream after it, by the plain forward."""
+    positions = torch.arange(len(token_ids))
+    rotation = Rotary.of_target(TARGET.config, TARGET.device).at(positions, TARGET.dtype)
+    x = TARGET.embed_tokens[token_ids]
+    rows, streams = [], []
+    for layer in TARGET.layers:
+        normed = x * (x.square().mean(-1, keepdim=True) + layer.eps).rsqrt() * layer.input_layernorm
+        rows.append(layer.self_attn.latent_rows(normed, rotation))
+        x = layer.naive(x, rotation)
+        streams.append(x)
+    return rows, streams
+
+
+def assert_state_equals_recomputation(engine, batch):
+    """Cache rows, taps and drafter context of every sequence against one made from scratch."""
+    drafter = MODELS.drafter
+    if batch.pending is not None:
+        engine.drafter.extend(batch.context, batch.pending)
+        batch.pending = None
+    for n, sequence in enumerate(batch.sequences):
+        committed = sequence.committed_length
+        rows, streams = naive_pass(sequence.token_ids[:-1])
+        for layer, expected in enumerate(rows):
+            torch.testing.assert_close(
+                batch.cache.gather(layer, sequence.seq), expected, rtol=0, atol=1e-10
+            )
+        taps = torch.cat([streams[i] for i in drafter.config.target_layer_ids], dim=-1)
+        context = drafter.new_context(1)
+        drafter.extend(context, TapRows(taps, (committed,)))
+        assert batch.context.lengths[n] == committed
+        for layer in range(drafter.config.num_hidden_layers):
+            for kept in ("keys", "values"):
+                grown = getattr(batch.context, kept)[layer][n, :, :committed]
+                made = getattr(context, kept)[layer][0, :, :committed]
+                torch.testing.assert_close(grown, made, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_committed_state_equals_recomputation_from_scratch(page_size):
+    prompts = [prompt(n, seed=n) for n in (1, 30, 61)]
+    engine = make_engine(planted(prompts, 4), page_size=page_size, prefill_chunk=7)
+    batch = engine.prefill(prompts)
+
+    for _ in range(4):
+        assert engine.step(batch).commit_lengths == (4, 4, 4)
+
+    batch.cache.check_integrity()
+    assert_state_equals_recomputation(engine, batch)
+
+
+@pytest.mark.parametrize("commit_length", [1, 3])
+def test_a_step_from_every_offset_within_a_page_commits_the_right_rows(commit_length):
+    prompts = [prompt(n, seed=n) for n in range(1, 18)]  # P mod 16 takes every value
+    engine = make_engine(planted(prompts, commit_length, 20), page_size=16)
+    batch = engine.prefill(prompts)
+
+    engine.step(batch)
+    engine.step(batch)
+
+    batch.cache.check_integrity()
+    assert_state_equals_recomputation(engine, batch)
+
+
+def test_rows_off_the_chain_are_compacted():
+    """The accepted node is not the first child: its row has to move."""
+    text = prompt(9)
+    first, second = record_continuation(TARGET, text, 2)
+    engine = make_engine()
+    batch = engine.prefill([text])
+    logits = torch.zeros(2, VOCAB)
+    logits[0, (first + 1) % VOCAB], logits[0, (first + 2) % VOCAB], logits[0, first] = 9.0, 8.0, 7.0
+    logits[1, second] = 3.0
+    tree = build_draft_tree(logits, root_token=text[-1], node_budget=12)
+
+    appended = engine.commit(batch, [tree], engine.verify(batch, [tree]))
+
+    assert appended[0][:2] == (first, second)
+    assert tree.parents.tolist().index(0) != tree.token_ids.tolist().index(first)
+    assert_state_equals_recomputation(engine, batch)
+
+
+def test_one_plain_step_after_a_commit_equals_the_plain_forward():
+    text = prompt(20)
+    engine = make_engine(planted([text], 5))
+    batch = engine.prefill([text])
+    engine.step(batch)
+    sequence = batch.sequences[0]
+
+    rows = plan_pass(batch.cache, [sequence.seq], [chain(sequence.token_ids[-1:])], "reference")
+    got = TARGET.head(TARGET.forward(rows, ()).hidden)[0]
+
+    torch.testing.assert_close(got, TARGET.logits(sequence.token_ids)[-1], rtol=1e-6, atol=1e-6)
+
+
+def test_taps_are_the_residual_stream_after_their_layer():
+    text = prompt(12)
+    engine = make_engine()
+    cache = engine.prefill([text]).cache
+    rows = plan_pass(cache, [9], [chain(text)], "reference")
+
+    taps = TARGET.forward(rows, (0, 1)).taps
+
+    torch.testing.assert_close(taps, torch.cat(naive_pass(text)[1], dim=-1), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("commit_length", [1, 4, 8])
+@pytest.mark.parametrize("node_budget", [7, 16, 64])
+def test_a_planted_regime_commits_its_length_in_every_step(commit_length, node_budget):
+    prompts = [prompt(5, seed=1), prompt(40, seed=2)]
+    engine = make_engine(planted(prompts, commit_length, 12 * 8 + 8), node_budget=node_budget)
+    batch = engine.prefill(prompts)
+
+    results = [engine.step(batch) for _ in range(12)]
+
+    assert {result.commit_lengths for result in results} == {(commit_length, commit_length)}
+    assert {result.num_nodes for result in results} == {(node_budget, node_budget)}
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_a_step_after_a_rewind_is_the_same_step(page_size):
+    prompts = [prompt(14, seed=3), prompt(3, seed=4)]
+    engine = make_engine(page_size=page_size)
+    batch = engine.prefill(prompts, temperature=1.0, seed=5)
+    engine.step(batch)
+    snapshot = engine.snapshot(batch)
+
+    def run():
+        results = [engine.step(batch) for _ in range(4)]
+        rows = [batch.cache.gather(layer, s) for layer in range(2) for s in batch.seqs]
+        states = [(s.token_ids[:], s.logprobs[:], s.commit_lengths[:]) for s in batch.sequences]
+        return results, rows, states
+
+    first = run()
+    engine.rewind(batch, snapshot)
+    batch.cache.check_integrity()
+    second = run()
+
+    assert first[0] == second[0]
+    assert first[2] == second[2]
+    assert all(map(torch.equal, first[1], second[1]))
+
+
+def test_a_rewind_right_after_prefill_forgets_every_step():
+    engine = make_engine()
+    batch = engine.prefill([prompt(6)])
+    snapshot = engine.snapshot(batch)
+    engine.step(batch)
+    engine.step(batch)
+
+    engine.rewind(batch, snapshot)
+
+    sequence = batch.sequences[0]
+    assert sequence.token_ids == prompt(6)
+    assert (sequence.logprobs, sequence.commit_lengths, batch.cache.length(0)) == ([], [], 5)
+
+
+def test_a_snapshot_of_other_sequences_is_refused():
+    engine = make_engine()
+    batch = engine.prefill([prompt(6), prompt(7)])
+    snapshot = engine.snapshot(batch)
+    batch.keep([1])
+
+    with pytest.raises(RequestError, match="snapshot"):
+        engine.rewind(batch, snapshot)
+
+
+@pytest.mark.parametrize("cut_at", [1, 3, 8, 9])
+def test_a_stop_token_ends_the_text_inside_a_path(cut_at):
+    text = prompt(10, seed=6)
+    engine = make_engine(planted([text], BLOCK))
+    full = engine.generate([text], max_new_tokens=20)[0]
+    stop = full.token_ids[cut_at - 1]
+    expected = full.token_ids[: full.token_ids.index(stop) + 1]
+
+    got = engine.generate([text], max_new_tokens=20, stop_token_ids={stop})[0]
+
+    assert got.token_ids == expected
+    assert got.finish_reason == "stop"
+    assert len(got.logprobs) == len(expected)
+    assert set(got.commit_lengths) == {BLOCK}
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 7, 8, 9, 17])
+def test_the_token_limit_ends_the_text_inside_a_path(max_new_tokens):
+    text = prompt(10, seed=6)
+    engine = make_engine(planted([text], BLOCK))
+
+    got = engine.generate([text], max_new_tokens=max_new_tokens)[0]
+
+    assert list(got.token_ids) == record_continuation(TARGET, text, max_new_tokens)
+    assert got.finish_reason == "length"
+    assert len(got.commit_lengths) == -(-max_new_tokens // BLOCK)
+
+
+def test_logprobs_are_the_targets_own():
+    text = prompt(9)
+
+    got = make_engine().generate([text], max_new_tokens=10, temperature=1.5, seed=4)[0]
+
+    logits = TARGET.logits([*text, *got.token_ids])[len(text) - 1 : -1]
+    expected = logits.log_softmax(-1).gather(1, torch.tensor(got.token_ids).unsqueeze(1)).flatten()
+    assert got.logprobs == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_a_released_batch_holds_no_page():
+    engine = make_engine()
+    batch = engine.prefill([prompt(20), prompt(3)])
+    engine.step(batch)
+
+    engine.release(batch)
+
+    batch.cache.check_integrity()
+    assert batch.cache.num_free_pages == batch.cache.shape.num_pages
+    assert batch.sequences == []
+
+
+def test_a_step_without_pages_leaves_the_batch_as_it_was():
+    text = prompt(17)
+    engine = make_engine(page_size=16, num_pages=2)
+    batch = engine.prefill([text])
+
+    for _ in range(2):  # refused, and refused again: the draft of the first try is not lost
+        with pytest.raises(OutOfPagesError, match="pages"):
+            engine.step(batch)
+
+    batch.cache.check_integrity()
+    assert batch.sequences[0].token_ids == text
+    assert_state_equals_recomputation(engine, batch)
+
+
+class Notes:
+    """An observer that writes down what it is told."""
+
+    def __init__(self):
+        self.heard = []
+
+    def start(self, stage):
+        self.heard.append(("start", stage))
+
+    def stop(self, stage):
+        self.heard.append(("stop", stage))
+
+    def seconds(self):
+        return dict.fromkeys(STAGES, 0.5)
+
+
+def test_the_observer_hears_the_four_stages_in_order():
+    notes = Notes()
+    engine = make_engine(observer=notes)
+    batch = engine.prefill([prompt(5)])
+    assert notes.heard == []
+
+    result = engine.step(batch)
+
+    assert notes.heard == [(word, stage) for stage in STAGES for word in ("start", "stop")]
+    assert result.stage_seconds == dict.fromkeys(STAGES, 0.5)
+    assert make_engine().step(batch).stage_seconds is None
+
+
+def test_the_observer_hears_the_end_of_a_stage_that_fails():
+    notes = Notes()
+    engine = make_engine(observer=notes, page_size=16, num_pages=2)
+    batch = engine.prefill([prompt(17)])
+
+    with pytest.raises(OutOfPagesError):
+        engine.step(batch)
+
+    assert notes.heard[-2:] == [("start", "verify"), ("stop", "verify")]
+
+
+def test_a_drafter_that_gives_nan_is_refused_and_not_decoded():
+    class Broken:
+        config, new_context, extend = (
+            MODELS.drafter.config,
+            MODELS.drafter.new_context,
+            MODELS.drafter.extend,
+        )
+
+        def draft(self, context, request):
+            return torch.full((1, BLOCK - 1, VOCAB), torch.nan)
+
+    with pytest.raises(ShapeError, match="draft_logits"):
+        make_engine(Broken()).generate([prompt(3)], max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"attention_backend": "nope"}, BackendError, "expected one of reference, .*got 'nope'"),
+        ({"page_size": 7}, ConfigError, r"page_size: expected one of \(1, 16, 64\), got 7"),
+        ({"max_context": 8192}, ConfigError, "max_context: expected at most 4096"),
+    ],
+)
+def test_an_engine_that_cannot_be_is_refused_with_the_choices(changes, error, message):
+    with pytest.raises(error, match=message):
+        make_engine(**changes)
+
+
+def test_a_drafter_of_another_target_is_refused():
+    with pytest.raises(ConfigError, match="hidden_size"):
+        Engine(TARGET, preset("tiny").drafter, EngineConfig())
+
+
+@pytest.mark.parametrize(
+    ("prompts", "changes", "message"),
+    [
+        ([], {}, "prompts: expected at least one"),
+        ([[1], []], {}, "prompt: expected at least one token"),
+        ([[1, VOCAB]], {}, f"expected token ids in 0..{VOCAB - 1}, got {VOCAB}"),
+        ([[-1]], {}, "got -1"),
+        ([[1]], {"max_new_tokens": 0}, "max_new_tokens: expected at least 1"),
+        ([[1]], {"max_new_tokens": 256}, r"expected at most 256, got 1 \+ 256"),
+        ([[1]], {"temperature": -0.5}, "temperature"),
+        ([[1]], {"seed": [1, 2]}, "seed: expected one"),
+        ([[1]], {"seed": 2**63}, "seed"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused(prompts, changes, message):
+    with pytest.raises(RequestError, match=message):
+        make_engine().generate(prompts, **({"max_new_tokens": 4} | changes))
+
+
+def test_a_text_may_fill_the_context_to_the_last_token():
+    engine = make_engine(max_context=40, node_budget=64)
+
+    got = engine.generate([prompt(30)], max_new_tokens=10)[0]
+
+    assert len(got.token_ids) == 10
+
+
+def test_a_step_result_says_what_was_appended():
+    engine = make_engine()
+    batch = engine.prefill([prompt(4), prompt(8)])
+
+    result = engine.step(batch)
+
+    assert result.token_ids == tuple(s.new_token_ids for s in batch.sequences)
+    assert result.commit_lengths == tuple(map(len, result.token_ids))

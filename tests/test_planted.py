@@ -1,0 +1,105 @@
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.decoder import Engine
+from engine.errors import ConfigError, RequestError
+from engine.planted import PLANT_MARGIN, PlantedDrafter, record_continuation
+from engine.presets import preset
+
+MODELS = preset("nano", dtype=torch.float64)
+PROMPT = [3, 1, 4, 1, 5]
+
+
+class Counting:
+    """A wrapped drafter that remembers the logits it gave."""
+
+    def __init__(self):
+        drafter = MODELS.drafter
+        self.config, self.new_context, self.extend = (
+            drafter.config,
+            drafter.new_context,
+            drafter.extend,
+        )
+        self.given = []
+
+    def draft(self, context, request):
+        logits = MODELS.drafter.draft(context, request)
+        self.given.append(logits.clone())
+        return logits
+
+
+@pytest.mark.parametrize("commit_length", [0, -1, 9])
+def test_a_commit_length_no_block_can_have_is_refused(commit_length):
+    with pytest.raises(ConfigError, match=rf"commit_length: expected 1\.\.8, got {commit_length}"):
+        PlantedDrafter(MODELS.drafter, [[]], commit_length)
+
+
+def test_the_wrapped_drafters_whole_forward_runs_in_every_step():
+    counting = Counting()
+    planted = PlantedDrafter(counting, [record_continuation(MODELS.target, PROMPT, 40)], 4)
+    engine = Engine(MODELS.target, planted, EngineConfig(max_context=64))
+    batch = engine.prefill([PROMPT])
+
+    for _ in range(5):
+        engine.step(batch)
+
+    shape = (1, 7, MODELS.target.config.vocab_size)
+    assert [logits.shape for logits in counting.given] == [shape] * 5
+    assert len({logits.sum().item() for logits in counting.given}) == 5  # five different blocks
+
+
+def test_only_the_planted_and_the_banned_logits_are_touched():
+    counting = Counting()
+    known = record_continuation(MODELS.target, PROMPT, 20)
+    planted = PlantedDrafter(counting, {0: known}, 3)
+    engine = Engine(MODELS.target, planted, EngineConfig(max_context=64))
+    batch = engine.prefill([PROMPT])
+
+    steered = engine.draft(batch)
+
+    plain = counting.given[0]
+    changed = (steered != plain).nonzero().tolist()
+    assert changed == [[0, 0, known[0]], [0, 1, known[1]], [0, 2, known[2]]]
+    assert steered[0, 0, known[0]] == plain[0, 0].max() + PLANT_MARGIN
+    assert steered[0, 2, known[2]] == -torch.inf
+
+
+def test_a_regime_does_not_change_the_text():
+    known = record_continuation(MODELS.target, PROMPT, 40)
+
+    for commit_length in range(1, 9):
+        planted = PlantedDrafter(MODELS.drafter, [known], commit_length)
+        engine = Engine(MODELS.target, planted, EngineConfig(node_budget=7, max_context=64))
+        got = engine.generate([PROMPT], max_new_tokens=24)[0]
+        assert got.token_ids == tuple(known[:24])
+        assert set(got.commit_lengths) == {commit_length}
+
+
+@pytest.mark.parametrize(
+    ("continuations", "message"), [([], "expected one for each prompt"), ([[1, 2]], "record more")]
+)
+def test_a_continuation_that_is_missing_or_too_short_is_named(continuations, message):
+    engine = Engine(
+        MODELS.target,
+        PlantedDrafter(MODELS.drafter, continuations, 4),
+        EngineConfig(max_context=64),
+    )
+
+    with pytest.raises(RequestError, match=message):
+        engine.generate([PROMPT], max_new_tokens=8)
+
+
+@pytest.mark.parametrize("length", [1, 2, 64, 65, 130])
+def test_a_recording_is_the_plain_forwards_choice(length):
+    text = torch.randint(23, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+
+    known = record_continuation(MODELS.target, text, 3)
+
+    logits = MODELS.target.logits([*text, *known])[length - 1 : -1]
+    assert known == logits.argmax(-1).tolist()
+
+
+def test_nothing_is_recorded_for_an_empty_prompt():
+    with pytest.raises(RequestError, match="at least one token"):
+        record_continuation(MODELS.target, [], 3)
