@@ -105,9 +105,7 @@ def gumbel_noise(
     streams = _mix(seeded + _rows(positions, "positions", shape, device))
     tokens = torch.arange(1, shape[-1] + 1, device=device)
     words = _mix(streams.unsqueeze(-1) + tokens * _GAMMA)
-    # The upper 52 bits and a half: every value is exact and strictly between 0 and 1.
-    uniform = _shift_right(words, 12).double().add_(0.5).mul_(2.0**-52)
-    return uniform.log_().neg_().log_().neg_()
+    return _uniform(words).log_().neg_().log_().neg_()
 
 
 def chosen_log_probs(logits: Tensor, token_ids: Tensor) -> Tensor:
@@ -147,6 +145,11 @@ def _mix(words: Tensor) -> Tensor:
     words = (words ^ _shift_right(words, 30)) * _MIX_1  # int64 products wrap
     words = (words ^ _shift_right(words, 27)) * _MIX_2
     return words ^ _shift_right(words, 31)
+
+
+def _uniform(words: Tensor) -> Tensor:
+    # The upper 52 bits and a half: every value is exact and strictly between 0 and 1.
+    return _shift_right(words, 12).double().add_(0.5).mul_(2.0**-52)
 
 
 def _shift_right(words: Tensor, count: int) -> Tensor:
