@@ -6,6 +6,7 @@ not a test of it: what no factor was varied for is `consistent` or `untested`, h
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from db.counters import FAR_FROM_FLOOR, counter_claims, is_slow
@@ -47,6 +48,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     claims: list[Claim] = []
     for point, case in zip(points, cases, strict=True):
         claims += _case_claims(point, case, evidence)
+    claims = _agreeing_once(claims, points)
     slow = [point for point, case in zip(points, cases, strict=True) if is_slow(point, case)]
     fits, context_claims = context_findings(points)
     whole = [_partial_floor(cases, evidence), page_size_claim(slow, points)]
@@ -54,6 +56,21 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     return Diagnosis(
         evidence.label, evidence.gpu, evidence.peak_source, cases, tuple(claims), tuple(fits)
     )
+
+
+def _agreeing_once(claims: Sequence[Claim], points: Sequence[EvidencePoint]) -> list[Claim]:
+    """Tell what merely agrees once, for the case with most counters: repeating proves nothing."""
+    agreeing = [claim for claim in claims if claim.status is Status.CONSISTENT]
+    if not agreeing:
+        return list(claims)
+    counters = {point.name: len(point.counters) for point in points}
+    kept = max(agreeing, key=lambda claim: counters.get(claim.case or "", 0))
+    told = replace(kept, evidence=f"{kept.evidence}; {len(agreeing)} of {len(points)} cases agree")
+    return [
+        told if claim is kept else claim
+        for claim in claims
+        if claim is kept or claim not in agreeing
+    ]
 
 
 def _case_claims(point: EvidencePoint, case: CaseDiagnosis, evidence: Evidence) -> list[Claim]:

@@ -134,6 +134,17 @@ def test_the_incidents_starvation_is_consistent_and_untested():
     assert "8 programs on 188 SMs" in claim.evidence
     assert "power 133 W of 600 W" in claim.evidence
     assert "no GPM" in claim.evidence
+    assert claim.evidence.endswith("1 of 6 cases agree")
+
+
+def test_what_merely_agrees_is_told_once_for_the_case_with_most_counters():
+    evidence = incident()
+    points = [replace(point, programs=8, num_sms=188) for point in evidence.points]
+
+    claim = claim_of(diagnose(replace(evidence, points=tuple(points))), "starvation")
+
+    assert claim.case == PROBE_POINT.name
+    assert claim.evidence.endswith("6 of 6 cases agree")
 
 
 def test_the_incidents_page_size_is_untested():
