@@ -5,11 +5,14 @@ so what it has read stays true.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import Connection, Table, insert, select
 
 from db.columns import Base
+
+if TYPE_CHECKING:
+    import psycopg
 
 
 class Registry:
@@ -60,11 +63,16 @@ def insert_many(
     """
     if not rows:
         return
-    mark = "?" if connection.dialect.paramstyle == "qmark" else "%s"
-    marks = ", ".join(mark for _ in columns)
-    names = ", ".join(columns)
+    table, names = model.__tablename__, ", ".join(columns)
+    if connection.dialect.name == "postgresql":
+        cursor = cast("psycopg.Cursor", connection.connection.cursor())
+        with cursor, cursor.copy(f"COPY {table} ({names}) FROM STDIN".encode()) as copy:
+            for row in rows:
+                copy.write_row(row)
+        return
+    marks = ", ".join("?" for _ in columns)
     connection.exec_driver_sql(
-        f"INSERT INTO {model.__tablename__} ({names}) VALUES ({marks})",  # noqa: S608 - our names
+        f"INSERT INTO {table} ({names}) VALUES ({marks})",  # noqa: S608 - names are our own
         list(rows),
     )
 

@@ -130,7 +130,7 @@ def _connectable(url: str, *, must_exist: bool) -> Engine:
 def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         # The text itself may carry a password, so it is not repeated.
         raise DatabaseUrlError(
             "database URL: expected sqlite:///FILE or postgresql://…, got text without that form"
