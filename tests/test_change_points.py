@@ -125,6 +125,17 @@ def test_shift_interval_covers_the_shift_as_often_as_it_says():
     assert 0.90 - 0.013 <= covered / 2000 <= 0.925
 
 
+@pytest.mark.parametrize(("confidence", "dropped"), [(0.95, 0), (0.90, 1), (0.79, 3)])
+def test_shift_interval_drops_only_differences_its_tails_allow(confidence, dropped):
+    """Of the 70 arrangements of 4 and 4, U is at most 0, 1, 2, 3 in 1, 2, 4, 7."""
+    a, b = np.array([0.0, 1.0, 10.0, 100.0]), np.array([0.2, 2.4, 31.0, 205.0])
+    differences = np.sort(np.subtract.outer(b, a).ravel())
+
+    _, low, high = shift_interval(a, b, confidence)
+
+    assert (low, high) == (differences[dropped], differences[-1 - dropped])
+
+
 def test_rolling_median_leaves_gaps_out_and_knows_the_ends():
     nan = math.nan
 
@@ -175,7 +186,14 @@ def test_only_a_relevant_step_is_reported(step, expected):
 
 
 def test_a_step_inside_the_noise_is_not_reported():
-    assert detect(noisy(3, 80, noise=0.03) * levels_of((1.0, 40), (1.025, 40))) == []
+    assert detect(noisy(3, 120, noise=0.02) * levels_of((1.0, 60), (1.03, 60))) == []
+
+
+def test_an_outlier_beside_a_step_does_not_move_it():
+    values = rippled(levels_of((1.0, 30), (1.04, 30)))
+    values[31] *= 3.0
+
+    assert indices(detect(values)) == [30]
 
 
 def test_single_and_double_outliers_are_no_level():
