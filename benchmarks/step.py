@@ -1,8 +1,8 @@
 """One step of the engine on the `tiny` model, over context, page size and commit regime.
 
 The drafter is planted: its whole forward runs, then its logits are steered so that every step
-commits exactly `commit_length` tokens. All samples of a case time the same step again, from a
-snapshot. float32, so that the recorded continuation and the tree pass choose the same tokens.
+commits exactly `commit_length` tokens of the target's own continuation. All samples of a case time
+the same step again, from a snapshot. float32, so that rounding does not decide the next token.
 
 Stage times come from a few steps of their own before the samples: an observer waits for the device
 at both ends of a stage, so stages may sum to more than the step.
@@ -17,14 +17,11 @@ import torch
 
 from benchmarks._regimes import DEVICE, PROFILE, step_axes
 from benchmarks._suite import CaseFacts, SuiteError, _Suite
-from engine.config import EngineConfig
-from engine.cost import step_bytes
-from engine.decoder import Engine
-from engine.planted import PlantedDrafter, record_continuation
-from engine.presets import preset
+from engine import Engine, EngineConfig, PlantedDrafter, StepBatch, preset, step_bytes
 
 NODE_BUDGET = 16
 OBSERVED_STEPS = 5
+PREFILL_CHUNKS = {"cpu": 64, "cuda": 512}  # small ones fit a core's caches, large ones fill a GPU
 AXES = step_axes(PROFILE, DEVICE)
 
 
@@ -51,20 +48,20 @@ class Step(_Suite):
         self.context_tokens, self.commit_length = context_tokens, commit_length
         models = preset("tiny", device=DEVICE, dtype=torch.float32)
         ahead = 2 * models.drafter.config.block_size
-        # The first step commits `commit_length` rows: the timed one finds `context_tokens` of them.
-        prompt = _prompt(context_tokens + 1 - commit_length)
-        continuation = record_continuation(
-            models.target, prompt, ahead, attention_backend=attention_backend
-        )
         config = EngineConfig(
             node_budget=NODE_BUDGET,
             page_size=page_size,
             attention_backend=attention_backend,
-            max_context=context_tokens + NODE_BUDGET + ahead,
+            max_context=context_tokens + NODE_BUDGET + 2 * ahead,
+            prefill_chunk=PREFILL_CHUNKS[DEVICE],
         )
+        # The first step commits `commit_length` rows: the timed one finds `context_tokens` of them.
+        prompt = _prompt(context_tokens + 1 - commit_length)
+        unplanted = Engine(models.target, models.drafter, config)
+        self.batch = unplanted.prefill([prompt])
+        continuation = _continue(unplanted, self.batch, ahead)
         drafter = PlantedDrafter(models.drafter, [continuation], commit_length)
         self.engine = Engine(models.target, drafter, config)
-        self.batch = self.engine.prefill([prompt])
         self.engine.step(self.batch)  # it also completes the drafter's context of the whole prompt
         self.snapshot = self.engine.snapshot(self.batch)
 
@@ -127,6 +124,20 @@ class StageClock:
     def seconds(self) -> dict[str, float]:
         """Return the seconds of each stage of the step just finished."""
         return dict(self._seconds)
+
+
+def _continue(engine: Engine, batch: StepBatch, num_tokens: int) -> list[int]:
+    """Return at least `num_tokens` tokens of the target's greedy continuation; batch is as it was.
+
+    A greedy engine's output is the target's own whatever its drafter says, so that the prompt is
+    prefilled once and not again for a recording.
+    """
+    start = engine.snapshot(batch)
+    tokens: list[int] = []
+    while len(tokens) < num_tokens:
+        tokens += engine.step(batch).token_ids[0]
+    engine.rewind(batch, start)
+    return tokens
 
 
 def _synchronize() -> None:

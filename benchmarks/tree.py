@@ -10,7 +10,7 @@ import torch
 
 from benchmarks._regimes import DEVICE, PROFILE, tree_axes
 from benchmarks._suite import CaseFacts, _Suite
-from engine.draft_tree import DraftTree, accept_batch, build_draft_tree
+from engine import DraftTree, accept_batch, build_draft_tree
 from engine.kv_cache import CacheShape, LatentCache
 
 HORIZON = 7
