@@ -4,7 +4,7 @@ Nothing is estimated here: levels, changes and p-values are those of the databas
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -12,6 +12,8 @@ import pandas as pd
 from dashboard.theme import CHANGE_COLOURS, STATUS_STYLES
 from dashboard.units import DisplayUnit, change_text, commit_text, p_value_text
 
+# Labels of change points stand at least this share of the width apart.
+_LABEL_GAP: Final = 0.12
 # All that a chart and its hovering need; the rest would only travel to the browser.
 _PLOTTED: Final = (
     *("order", "shown", "low", "high", "status", "series", "epoch", "environment", "colour"),
@@ -55,23 +57,41 @@ def plotted(points: pd.DataFrame, view: HistoryView) -> pd.DataFrame:
     return frame[[column for column in _PLOTTED if column in frame]]
 
 
-def marked_changes(change_points: pd.DataFrame, view: HistoryView) -> pd.DataFrame:
-    """Give the change points with the sign, text and meaning that a chart prints."""
-    frame = change_points.sort_values("order", kind="stable").reset_index(drop=True)
-    rising = frame["relative_change"].astype(float) > 0
+def marked_changes(
+    change_points: pd.DataFrame, frame: pd.DataFrame, view: HistoryView
+) -> pd.DataFrame:
+    """Give the change points of plotted results with their place, sign, text and meaning.
+
+    A change point whose commit is not plotted has no place and is left out.
+    """
+    on = ["short", "series"] if "series" in change_points else ["short"]
+    changes = change_points.assign(short=[commit_text(sha) for sha in change_points["commit"]])
+    places = frame[["order", *on]].drop_duplicates(on)
+    changes = changes.merge(places, on=on).sort_values("order", kind="stable", ignore_index=True)
+    rising = changes["relative_change"].astype(float) > 0
     meaning = np.where(rising == view.lower_is_better, "worse", "better")
-    frame["colour"] = [CHANGE_COLOURS[word] for word in meaning]
-    sign = np.where(rising, "▲ ", "▼ ")
-    frame["label"] = [
-        mark + change_text(change)
-        for mark, change in zip(sign, frame["relative_change"], strict=True)
+    changes["colour"] = [CHANGE_COLOURS[word] for word in meaning]
+    signs = np.where(rising, "▲ ", "▼ ")
+    changes["label"] = [
+        sign + change_text(change)
+        for sign, change in zip(signs, changes["relative_change"], strict=True)
     ]
-    frame["p_text"] = [p_value_text(p_value) for p_value in frame["p_value"]]
-    frame["short"] = [commit_text(commit) for commit in frame["commit"]]
+    changes.loc[~_has_room(changes, frame), "label"] = ""
+    changes["p_text"] = [p_value_text(p_value) for p_value in changes["p_value"]]
     for column in ("before", "after"):
-        frame[f"{column}_text"] = [view.unit.text(value) for value in frame[column]]
-        frame[f"{column}_shown"] = frame[column].astype(float) / view.unit.divisor
-    return frame
+        changes[f"{column}_text"] = [view.unit.text(value) for value in changes[column]]
+        changes[f"{column}_shown"] = changes[column].astype(float) / view.unit.divisor
+    return changes
+
+
+def _has_room(changes: pd.DataFrame, frame: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Let the largest changes keep their labels where several stand close together."""
+    orders = changes["order"].to_numpy(float)
+    gap = _LABEL_GAP * max(float(frame["order"].max() - frame["order"].min()), 1.0)
+    has_room = np.zeros(len(orders), dtype=bool)
+    for index in np.argsort(-changes["relative_change"].abs().to_numpy(float), kind="stable"):
+        has_room[index] = bool(np.all(np.abs(orders[has_room] - orders[index]) >= gap))
+    return has_room
 
 
 def segments(frame: pd.DataFrame, changes: pd.DataFrame) -> pd.DataFrame:
@@ -88,3 +108,17 @@ def segments(frame: pd.DataFrame, changes: pd.DataFrame) -> pd.DataFrame:
     )
     table["series"] = frame["series"].iloc[0] if "series" in frame else ""
     return table
+
+
+def align(points: pd.DataFrame, commits: pd.DataFrame) -> pd.DataFrame:
+    """Give results of several series one common order of commits.
+
+    `commits` (of `db.queries.commits`) ranks them: by their position where all positions are of
+    one kind, else by date.
+    """
+    shown = commits[commits["commit"].isin(points["commit"])]
+    is_ranked = len(shown["order_basis"].unique()) == 1 and shown["position"].notna().all()
+    by = ["position"] if is_ranked else ["commit_date", "commit"]
+    ordered = shown.sort_values(by, kind="stable")["commit"]
+    ranks = pd.Series(range(len(ordered)), index=ordered)
+    return points.assign(order=points["commit"].map(ranks))

@@ -50,8 +50,8 @@ def value_scale(frame: pd.DataFrame, levels: pd.DataFrame, view: HistoryView) ->
     columns = [frame["shown"], *band, levels["level"]]
     values = pd.concat(columns).astype(float).to_numpy()
     values = values[np.isfinite(values)]
-    if not len(values):
-        return alt.Scale(zero=False)
+    if not values.any():
+        return alt.Scale(domain=[0, 1])
     low, high = float(values.min()), float(values.max())
     middle = float(np.median(values))
     low, high = (
@@ -117,7 +117,7 @@ def tooltips(view: HistoryView) -> list[alt.Tooltip]:
 def points(frame: pd.DataFrame, scale: alt.Scale, view: HistoryView) -> alt.Chart:
     """Draw each value by its status; this layer owns the titles of both axes."""
     chart: alt.Chart = (
-        alt.Chart(frame)
+        alt.Chart()
         .mark_point(filled=True, size=point_size(frame), opacity=0.9)
         .encode(
             x=commit_x(frame),
@@ -130,14 +130,16 @@ def points(frame: pd.DataFrame, scale: alt.Scale, view: HistoryView) -> alt.Char
     return chart
 
 
-def missing_points(frame: pd.DataFrame) -> alt.Chart:
+def missing_points(frame: pd.DataFrame) -> list[alt.Chart]:
     """Draw what has no value along the lower edge: a gap is not a straight line."""
+    if not frame["status"].isin(MISSING).any():
+        return []
     chart: alt.Chart = (
-        alt.Chart(frame)
+        alt.Chart()
         .transform_filter(alt.FieldOneOfPredicate("status", list(MISSING)))
         .mark_point(filled=True, size=70)
         .encode(
-            x="order:Q",
+            x=alt.X("order:Q"),
             y=alt.value(alt.ExprRef("height - 6")),
             color=colour(),
             shape=status_shape(),
@@ -148,62 +150,71 @@ def missing_points(frame: pd.DataFrame) -> alt.Chart:
             ],
         )
     )
-    return chart
+    return [chart]
 
 
-def path(frame: pd.DataFrame, scale: alt.Scale) -> alt.Chart:
+def path(scale: alt.Scale) -> alt.Chart:
     """Join neighbours faintly; failed and skipped results leave a gap."""
     chart: alt.Chart = (
-        alt.Chart(frame)
+        alt.Chart()
         .mark_line(strokeWidth=1, opacity=0.3, invalid="break-paths-filter-domains")
-        .encode(x="order:Q", y=alt.Y("shown:Q", scale=scale), color=alt.value("#0072B2"))
+        .encode(
+            x=alt.X("order:Q"),
+            y=alt.Y("shown:Q", scale=scale),
+            color=alt.value(STATUS_STYLES["ok"].colour),
+        )
     )
     return chart
 
 
 def spread(frame: pd.DataFrame, scale: alt.Scale) -> list[alt.Chart]:
     """Draw the band between the quartiles, with a bar for each result while they are few."""
-    base = alt.Chart(frame).encode(
-        x="order:Q",
-        y=alt.Y("low:Q", scale=scale),
-        y2="high:Q",
-        color=alt.value(STATUS_STYLES["ok"].colour),
-    )
-    band = base.mark_area(opacity=0.2, clip=True, invalid="break-paths-filter-domains")
-    if len(frame) > _MOST_BARS:
-        return [band]
-    return [band, base.mark_rule(opacity=0.5, strokeWidth=3, clip=True)]
+    if not frame["low"].notna().any():
+        return []
+    marks = [alt.Chart().mark_area(opacity=0.2, clip=True, invalid="break-paths-filter-domains")]
+    if len(frame) <= _MOST_BARS:
+        marks.append(alt.Chart().mark_rule(opacity=0.5, strokeWidth=3, clip=True))
+    return [
+        mark.encode(
+            x=alt.X("order:Q"),
+            y=alt.Y("low:Q", scale=scale),
+            y2=alt.Y2("high:Q"),
+            color=alt.value(STATUS_STYLES["ok"].colour),
+        )
+        for mark in marks
+    ]
 
 
-def level_lines(levels: pd.DataFrame, scale: alt.Scale) -> alt.Chart:
+def level_lines(levels: pd.DataFrame, scale: alt.Scale) -> list[alt.Chart]:
     """Draw the level of each segment."""
-    chart: alt.Chart = (
-        alt.Chart(levels)
-        .mark_rule(strokeWidth=2.5, color=ORANGE, opacity=0.95)
-        .encode(x="start:Q", x2="end:Q", y=alt.Y("level:Q", scale=scale))
-    )
-    return chart
+    if levels.empty:
+        return []
+    base = alt.Chart(levels).mark_rule(strokeWidth=2.5, color=ORANGE, opacity=0.95)
+    level = alt.Y("level:Q", scale=scale)
+    return [base.encode(x=alt.X("start:Q"), x2=alt.X2("end:Q"), y=level)]
 
 
 def change_marks(changes: pd.DataFrame, *, labelled: bool = True) -> list[alt.Chart]:
     """Rule off each change point at the first commit of its new level and say how large it is."""
-    base = alt.Chart(changes).encode(
-        x="order:Q",
-        color=colour(),
-        tooltip=[
-            alt.Tooltip("label:N", title="change"),
-            alt.Tooltip("before_text:N", title="before"),
-            alt.Tooltip("after_text:N", title="after"),
-            alt.Tooltip("short:N", title="first commit of the new level"),
-            alt.Tooltip("p_text:N", title="p-value"),
-            alt.Tooltip("cause:N", title="cause"),
-        ],
-    )
+    if changes.empty:
+        return []
+    tooltip = [
+        alt.Tooltip("label:N", title="change"),
+        alt.Tooltip("before_text:N", title="before"),
+        alt.Tooltip("after_text:N", title="after"),
+        alt.Tooltip("short:N", title="first commit of the new level"),
+        alt.Tooltip("p_text:N", title="p-value"),
+        alt.Tooltip("cause:N", title="cause"),
+    ]
+    base = alt.Chart(changes)
+    place, tint = alt.X("order:Q"), colour()
     rule = base.mark_rule(strokeWidth=1.5, strokeDash=[5, 4])
+    rules: list[alt.Chart] = [rule.encode(x=place, color=tint, tooltip=tooltip)]
     if not labelled:
-        return [rule]
+        return rules
     label = base.mark_text(align="left", dx=4, dy=9, fontSize=12, fontWeight="bold")
-    return [rule, label.encode(y=alt.value(0), text="label:N")]
+    words = alt.Text("label:N")
+    return [*rules, label.encode(x=place, y=alt.value(0), color=tint, text=words)]
 
 
 def epochs(frame: pd.DataFrame) -> list[alt.Chart]:
@@ -225,9 +236,9 @@ def epochs(frame: pd.DataFrame) -> list[alt.Chart]:
         color=GREY, align="left", dx=5, dy=-6, fontSize=11, limit=260
     )
     return [
-        shade.encode(x="start:Q", x2="end:Q", tooltip=tooltip),
-        rule.encode(x="start:Q", tooltip=tooltip),
-        label.encode(x="start:Q", y=alt.value(-8), text="environment:N"),
+        shade.encode(x=alt.X("start:Q"), x2=alt.X2("end:Q"), tooltip=tooltip),
+        rule.encode(x=alt.X("start:Q"), tooltip=tooltip),
+        label.encode(x=alt.X("start:Q"), y=alt.value(-8), text=alt.Text("environment:N")),
     ]
 
 
@@ -247,5 +258,7 @@ def floor_line(frame: pd.DataFrame, scale: alt.Scale, view: HistoryView) -> list
     base = alt.Chart(table).encode(y=alt.Y("floor:Q", scale=scale))
     return [
         base.mark_rule(color=GREEN, strokeDash=[8, 4], strokeWidth=1.5),
-        base.mark_text(color=GREEN, align="left", dx=4, dy=-7).encode(x="order:Q", text="label:N"),
+        base.mark_text(color=GREEN, align="left", dx=4, dy=-7).encode(
+            x=alt.X("order:Q"), text=alt.Text("label:N")
+        ),
     ]

@@ -9,32 +9,32 @@ import pandas as pd
 
 from dashboard import chart_layers as layer
 from dashboard.chart_frames import HistoryView, marked_changes, plotted, segments
-from dashboard.theme import GREY, ORANGE, SERIES_COLOURS
+from dashboard.theme import BLUE, SERIES_COLOURS
 
 
 def history(points: pd.DataFrame, change_points: pd.DataFrame, view: HistoryView) -> alt.LayerChart:
     """Draw one series: points by status, quartile band, levels, change points, epochs, floor."""
     frame = plotted(points, view)
-    changes = marked_changes(change_points, view)
+    changes = marked_changes(change_points, frame, view)
     levels = segments(frame, changes)
     scale = layer.value_scale(frame, levels, view)
     layers = [
         *layer.epochs(frame),
         *layer.spread(frame, scale),
-        layer.path(frame, scale),
+        layer.path(scale),
         layer.points(frame, scale, view),
-        layer.missing_points(frame),
-        layer.level_lines(levels, scale),
+        *layer.missing_points(frame),
+        *layer.level_lines(levels, scale),
         *layer.change_marks(changes),
         *layer.floor_line(frame, scale, view),
     ]
-    return alt.LayerChart(layer=layers).properties(height=view.height_px)
+    return alt.LayerChart(data=frame, layer=layers).properties(height=view.height_px)
 
 
 def overlay(points: pd.DataFrame, change_points: pd.DataFrame, view: HistoryView) -> alt.LayerChart:
     """Draw several series of one unit over one another; column `series` names each."""
     frame = plotted(points, view)
-    changes = marked_changes(change_points, view)
+    changes = marked_changes(change_points, frame, view)
     levels = pd.concat(
         [segments(part, changes[changes["series"] == name]) for name, part in _by_series(frame)]
     )
@@ -45,29 +45,19 @@ def overlay(points: pd.DataFrame, change_points: pd.DataFrame, view: HistoryView
         scale=alt.Scale(range=list(SERIES_COLOURS)),
         legend=alt.Legend(orient="top", columns=2, labelLimit=520, symbolType="circle"),
     )
-    base = alt.Chart(frame).encode(x=layer.commit_x(frame), color=colour)
-    value = alt.Y("shown:Q", title=view.y_title, scale=scale)
+    x, value = layer.commit_x(frame), alt.Y("shown:Q", title=view.y_title, scale=scale)
+    shape, tooltip = layer.status_shape(), layer.tooltips(view)
+    band = alt.Chart().mark_area(opacity=0.14, clip=True, invalid="break-paths-filter-domains")
+    point = alt.Chart().mark_point(filled=True, size=layer.point_size(frame), opacity=0.9)
     layers = [
-        base.mark_area(opacity=0.14, clip=True, invalid="break-paths-filter-domains").encode(
-            y=alt.Y("low:Q", scale=scale), y2="high:Q"
-        ),
-        base.mark_line(strokeWidth=1, opacity=0.4).encode(y=value),
-        base.mark_point(filled=True, size=layer.point_size(frame), opacity=0.9).encode(
-            y=value, shape=layer.status_shape(), tooltip=layer.tooltips(view)
-        ),
-        base.transform_filter(alt.FieldOneOfPredicate("status", list(layer.MISSING)))
-        .mark_point(filled=True, size=60)
-        .encode(
-            y=alt.value(view.height_px - 6),
-            shape=layer.status_shape(),
-            tooltip=layer.tooltips(view),
-        ),
-        alt.Chart(levels)
-        .mark_rule(strokeWidth=2.5)
-        .encode(x=alt.X("start:Q"), x2="end:Q", y=alt.Y("level:Q", scale=scale), color="series:N"),
+        band.encode(x=x, y=alt.Y("low:Q", scale=scale), y2=alt.Y2("high:Q"), color=colour),
+        alt.Chart().mark_line(strokeWidth=1, opacity=0.4).encode(x=x, y=value, color=colour),
+        point.encode(x=x, y=value, color=colour, shape=shape, tooltip=tooltip),
+        *(mark.encode(color=colour) for mark in layer.missing_points(frame)),
+        *(mark.encode(color=colour) for mark in layer.level_lines(levels, scale)),
         *layer.change_marks(changes, labelled=False),
     ]
-    return alt.LayerChart(layer=layers).properties(height=view.height_px)
+    return alt.LayerChart(data=frame, layer=layers).properties(height=view.height_px)
 
 
 def sparkline(
@@ -75,26 +65,19 @@ def sparkline(
 ) -> alt.LayerChart:
     """Draw one series without axes, for a line of a list."""
     frame = plotted(points, view)
-    changes = marked_changes(change_points, view)
+    changes = marked_changes(change_points, frame, view)
     levels = segments(frame, changes)
     scale = layer.value_scale(frame, levels, view)
     bare_x = alt.X("order:Q", axis=None, scale=layer.order_scale())
     bare_y = alt.Y("shown:Q", axis=None, scale=scale)
-    base = alt.Chart(frame).encode(x=bare_x, y=bare_y)
+    point = alt.Chart().mark_point(filled=True, size=layer.point_size(frame) / 3, color=BLUE)
+    rule = alt.Chart(changes).mark_rule(strokeWidth=1.5, strokeDash=[4, 3])
     layers = [
-        base.mark_point(
-            filled=True, size=layer.point_size(frame) / 2, color=GREY, opacity=0.55
-        ).encode(tooltip=layer.tooltips(view)),
-        alt.Chart(levels)
-        .mark_rule(strokeWidth=2.5, color=ORANGE)
-        .encode(
-            x=alt.X("start:Q", axis=None), x2="end:Q", y=alt.Y("level:Q", axis=None, scale=scale)
-        ),
-        alt.Chart(changes)
-        .mark_rule(strokeWidth=1.5, strokeDash=[4, 3])
-        .encode(x=alt.X("order:Q", axis=None), color=layer.colour()),
+        *layer.level_lines(levels, scale),
+        point.encode(x=bare_x, y=bare_y, tooltip=layer.tooltips(view)),
+        rule.encode(x=alt.X("order:Q"), color=layer.colour()),
     ]
-    return alt.LayerChart(layer=layers).properties(height=view.height_px)
+    return alt.LayerChart(data=frame, layer=layers).properties(height=view.height_px)
 
 
 def _by_series(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from dashboard.theme import BLUE, GREEN, GREY, SERIES_COLOURS, VERMILION
 
-_HEIGHT_PX: Final = 380
+_HEIGHT_PX: Final = 420
 _CONTEXT_TITLE: Final = "committed context (tokens)"
 _TIME_TITLE: Final = "time (ms) · lower is better"
 _MISLEADS: Final = "misleads"
@@ -27,7 +27,7 @@ def times_over_context(cases: pd.DataFrame, *, floor_name: str) -> alt.LayerChar
         _context_x(cases),
         alt.Y("time_ms:Q", title=_TIME_TITLE, scale=_log(), axis=_decades()),
     )
-    names = list(dict.fromkeys(cases["series"]))
+    names = cases["series"].value_counts().index.tolist()  # the longest series first
     colour = alt.Color(
         "series:N",
         title=None,
@@ -90,7 +90,7 @@ def counters(readings: pd.DataFrame) -> alt.LayerChart:
         align="left", dx=8, color=GREY, fontWeight="bold"
     )
     texts = [mark.encode(x=x, text="text:N") for mark in (long, short)]
-    return alt.LayerChart(layer=[track, bar, *texts]).properties(height=46 * max(len(order), 1))
+    return alt.LayerChart(layer=[track, bar, *texts]).properties(height=60 + 44 * len(order))
 
 
 def _floor_layers(cases: pd.DataFrame, floor_name: str) -> list[alt.Chart]:

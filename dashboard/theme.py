@@ -1,14 +1,15 @@
 """What every face of the dashboard looks like: colours, shapes, and the server's flags.
 
-The colours are Okabe and Ito's, told apart with any colour vision and on a light or a dark page;
-no meaning hangs on colour alone, each also has a shape, a sign or a word.
+The colours are Okabe and Ito's, told apart with any colour vision; the blue is a shade lighter, so
+that it serves a dark page as well. No meaning hangs on colour alone, each also has a shape, a sign
+or a word.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-BLUE: Final = "#0072B2"
+BLUE: Final = "#1A80BB"
 SKY: Final = "#56B4E9"
 GREEN: Final = "#009E73"
 ORANGE: Final = "#E69F00"
@@ -43,14 +44,25 @@ CLAIM_BADGES: Final[Mapping[str, BadgeColour]] = {
     "supported": "green",
     "consistent": "orange",
     "untested": "gray",
-    "refused": "red",
 }
+
+# A level that steps up; inline, because a named icon would be fetched from another host.
+PAGE_ICON: Final = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16" fill="none" stroke-width="2.4">'
+    f'<path d="M1 12h7" stroke="{BLUE}"/><path d="M8 5h7" stroke="{VERMILION}"/>'
+    f'<path d="M8 1v14" stroke="{GREY}" stroke-width="1" stroke-dasharray="2 1.5"/></svg>'
+)
+
+# The framework leaves a hand's breadth above the title.
+PAGE_STYLE: Final = ".stMainBlockContainer{padding-top:4.5rem;padding-bottom:3rem}"
 
 # Given to `streamlit run`; the project keeps no configuration file of Streamlit.
 SERVER_FLAGS: Final = (
     "--browser.gatherUsageStats=false",
     "--client.toolbarMode=minimal",
-    f"--theme.primaryColor={BLUE}",
+    # Both, so that the page follows the reader's light or dark setting.
+    f"--theme.light.primaryColor={BLUE}",
+    f"--theme.dark.primaryColor={SKY}",
     "--theme.baseRadius=small",
     "--theme.headingFontSizes=1.9rem,1.35rem,1.1rem,1rem,0.9rem,0.8rem",
 )

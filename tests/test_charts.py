@@ -20,13 +20,17 @@ MS = DisplayUnit(1e-3, "ms")
 VIEW = HistoryView(quantity="time", unit=MS)
 
 
+def sha(index: int) -> str:
+    return f"{index:040x}"[::-1]
+
+
 def history_frame(values: list[float], **columns: Any) -> pd.DataFrame:
     """Build a history as `db.queries.history` gives it, one commit a value."""
     n = len(values)
     frame = pd.DataFrame(
         {
             "order": range(n),
-            "commit": [f"{index:040x}"[::-1] for index in range(n)],
+            "commit": [sha(index) for index in range(n)],
             "commit_date": pd.date_range("2026-01-01", periods=n, tz="UTC"),
             "subject": [f"engine: change {index}" for index in range(n)],
             "branch": "main",
@@ -49,12 +53,11 @@ def history_frame(values: list[float], **columns: Any) -> pd.DataFrame:
 
 
 def change_frame(*changes: tuple[int, float, float]) -> pd.DataFrame:
-    """Build change points as `db.queries.change_points` gives them: (order, before, after)."""
+    """Build change points as `db.queries.change_points` gives them, at places of `history_frame`."""
     return pd.DataFrame(
         [
             {
-                "order": order,
-                "commit": f"{order:040x}",
+                "commit": sha(order),
                 "before": before,
                 "after": after,
                 "relative_change": (after - before) / before,
@@ -63,7 +66,7 @@ def change_frame(*changes: tuple[int, float, float]) -> pd.DataFrame:
             }
             for order, before, after in changes
         ],
-        columns=["order", "commit", "before", "after", "relative_change", "p_value", "cause"],
+        columns=["commit", "before", "after", "relative_change", "p_value", "cause"],
     )
 
 
@@ -135,7 +138,7 @@ def test_every_status_differs_in_colour_and_in_shape():
 
 def test_levels_are_those_of_the_database_and_cover_the_series():
     frame = plotted(history_frame([1e-3] * 4 + [2e-3] * 4), VIEW)
-    changes = marked_changes(change_frame((4, 1e-3, 2e-3)), VIEW)
+    changes = marked_changes(change_frame((4, 1e-3, 2e-3)), frame, VIEW)
 
     table = segments(frame, changes)
 
@@ -149,7 +152,9 @@ SIXTY_RESULTS = plotted(history_frame([1e-3] * 60), VIEW)
 
 @given(st.lists(st.integers(1, 58), unique=True, max_size=8))
 def test_segments_meet_without_gap_or_overlap(orders):
-    changes = marked_changes(change_frame(*((order, 1e-3, 2e-3) for order in orders)), VIEW)
+    changes = marked_changes(
+        change_frame(*((order, 1e-3, 2e-3) for order in orders)), SIXTY_RESULTS, VIEW
+    )
 
     table = segments(SIXTY_RESULTS, changes)
 
@@ -173,7 +178,9 @@ def test_segments_meet_without_gap_or_overlap(orders):
 def test_a_change_is_judged_by_the_direction_of_its_metric(after, lower_is_better, meaning, label):
     view = HistoryView("time", MS, lower_is_better=lower_is_better)
 
-    changes = marked_changes(change_frame((2, 1e-3, after)), view)
+    frame = plotted(history_frame([1e-3] * 4), view)
+
+    changes = marked_changes(change_frame((2, 1e-3, after)), frame, view)
 
     assert changes["colour"].tolist() == [CHANGE_COLOURS[meaning]]
     assert changes["label"].tolist() == [label]
@@ -184,7 +191,7 @@ def test_a_change_point_is_named_with_its_first_commit_and_cause():
 
     assert "▲ +100.0 %" in svg
     assert "cause: code" in svg
-    assert f"first commit of the new level: {commit_text(f'{4:040x}')}" in svg
+    assert f"first commit of the new level: {commit_text(sha(4))}" in svg
 
 
 def test_epochs_are_drawn_only_where_the_environment_changed():
@@ -330,7 +337,7 @@ def test_only_what_is_hovered_travels_to_the_browser():
 def test_the_ticks_name_commits_and_days():
     svg = svg_of(charts.history(history_frame([1e-3] * 30), change_frame(), VIEW))
 
-    assert commit_text(f"{29:040x}"[::-1]) in svg
+    assert commit_text(sha(29)) in svg
     assert "2026-01-30" in svg
 
 

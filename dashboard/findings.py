@@ -1,0 +1,102 @@
+"""Findings in the order in which a reader with two minutes should see them, and one line on them.
+
+Arranges and counts records of `db.queries`; judges nothing anew.
+"""
+
+import datetime as dt
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dashboard.units import change_text, commit_text
+from dashboard.words import case_name, count_text
+from db.queries import Finding
+
+# A level change that is put down to noise is shown after everything that has an owner.
+_LAST_CAUSE = "noise"
+
+
+@dataclass(frozen=True, slots=True)
+class FindingGroup:
+    """All findings that begin at one commit, the worst first."""
+
+    commit: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def commit_date(self) -> dt.datetime:
+        """When it was committed."""
+        return self.findings[0].commit_date
+
+    @property
+    def subject(self) -> str | None:
+        """First line of the commit's message; None without its repository."""
+        return self.findings[0].subject
+
+    @property
+    def summary(self) -> str:
+        """How many cases got worse and better."""
+        return counted(self.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictLine:
+    """The first thing a reader is told."""
+
+    text: str
+    is_alarming: bool
+
+
+def group_findings(findings: Sequence[Finding]) -> list[FindingGroup]:
+    """Group findings by commit, the group with the worst regression first."""
+    by_commit: dict[str, list[Finding]] = defaultdict(list)
+    for finding in findings:
+        by_commit[finding.commit].append(finding)
+    groups = [
+        FindingGroup(commit, tuple(sorted(found, key=_urgency)))
+        for commit, found in by_commit.items()
+    ]
+    return sorted(groups, key=lambda group: _urgency(group.findings[0]))
+
+
+def standing(findings: Sequence[Finding]) -> list[Finding]:
+    """Keep the latest finding of each series: what a later change replaced stands no more."""
+    latest: dict[int, Finding] = {}
+    for finding in sorted(findings, key=lambda one: one.commit_date):
+        latest[finding.series_id] = finding
+    return [finding for finding in findings if latest[finding.series_id] is finding]
+
+
+def verdict_line(findings: Sequence[Finding]) -> VerdictLine:
+    """Say in one line what stands; the newest findings are all it knows."""
+    if not findings:
+        return VerdictLine(
+            "No change point is stored. `ddtree-bench detect` looks for them in every series.",
+            is_alarming=False,
+        )
+    latest = standing(findings)
+    regressions = [finding for finding in latest if finding.is_regression]
+    if not regressions:
+        return VerdictLine(f"No regression stands: {counted(latest)}.", is_alarming=False)
+    worst = min(regressions, key=_urgency)
+    case = case_name(worst.benchmark, worst.params)
+    return VerdictLine(
+        f"**{counted(latest)}** stand. Worst: **{change_text(worst.relative_change)}** in `{case}` "
+        f"on {worst.machine} since `{commit_text(worst.commit)}` (cause: {worst.cause}).",
+        is_alarming=True,
+    )
+
+
+def counted(findings: Sequence[Finding]) -> str:
+    """Count regressions and improvements: "2 regressions, 1 improvement"."""
+    num_worse = sum(finding.is_regression for finding in findings)
+    counts = ((num_worse, "regression"), (len(findings) - num_worse, "improvement"))
+    return ", ".join(count_text(count, word) for count, word in counts if count)
+
+
+def _urgency(finding: Finding) -> tuple[bool, bool, float]:
+    return (
+        finding.cause == _LAST_CAUSE,
+        not finding.is_regression,
+        -abs(finding.relative_change),
+    )

@@ -1,0 +1,191 @@
+"""History: any series over its commits, alone, in panels or over one another."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import charts, history_tables
+from dashboard.chart_frames import align
+from dashboard.data import Source
+from dashboard.findings import group_findings, standing
+from dashboard.selection import (
+    PARAM_PREFIX,
+    choices,
+    distinct_names,
+    narrow,
+    param_columns,
+    twin_columns,
+    with_param_columns,
+)
+from dashboard.series_view import ShownSeries, legend_html, order_note, view_of
+from dashboard.url_filters import UrlFilters, url_filters
+from dashboard.words import escaped
+
+MOST_PANELS: Final = 12
+MOST_OVERLAID: Final = 8
+PANEL_PX: Final = 290
+ALONE_PX: Final = 460
+FILTERS_A_ROW: Final = 4
+PANELS, ONE_CHART = "panels", "one chart"
+RANGES: Final = {"all": None, "last 200": 200, "last 50": 50}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How the reader wants the chosen series drawn."""
+
+    layout: str
+    log_axis: bool
+    last: int | None  # newest commits shown; None shows all
+
+
+def render(source: Source) -> None:
+    """Show the page."""
+    st.title("History")
+    table = with_param_columns(source.series())
+    if table.empty:
+        st.info(
+            "No series yet: `ddtree-bench ingest PATH` reads any tree of asv results.",
+            icon=":material/inbox:",
+        )
+        return
+    with url_filters("history") as filters:
+        with st.container(border=True):
+            chosen = _filtered(filters, source, table)
+            look = _look(filters)
+        limit = MOST_OVERLAID if look.layout == ONE_CHART else MOST_PANELS
+        if len(chosen) > limit:
+            st.info(
+                f"{len(chosen)} series match; the first {limit} are drawn. "
+                "Choose parameters to narrow them down.",
+                icon=":material/filter_alt:",
+            )
+        shown = _read(source, chosen.head(limit), look)
+        _draw(source, shown, look)
+        history_tables.change_points(shown)
+        history_tables.results(shown)
+        history_tables.again(filters, shown)
+
+
+def _filtered(filters: UrlFilters, source: Source, table: pd.DataFrame) -> pd.DataFrame:
+    """Ask what to show, each filter offering only what the ones before it left."""
+    benchmark, machine = _defaults(source, table)
+    left, right = st.columns([3, 1])
+    with left:
+        asked = filters.many(
+            "Benchmarks", "benchmark", choices(table, "benchmark"), default=[benchmark]
+        )
+    table = narrow(table, "benchmark", asked)
+    offered = choices(table, "machine")
+    with right:
+        machines = filters.many(
+            "Machines",
+            "machine",
+            offered,
+            default=[machine if machine in offered else offered[0]],
+        )
+    table = narrow(table, "machine", machines)
+    columns = [*param_columns(table), *twin_columns(table)]
+    slots = [slot for _ in columns[::FILTERS_A_ROW] for slot in st.columns(FILTERS_A_ROW)]
+    for column, slot in zip(columns, slots, strict=False):
+        label = column.removeprefix(PARAM_PREFIX).replace("_", " ").capitalize()
+        with slot:
+            table = narrow(table, column, filters.many(label, column, choices(table, column)))
+    return table
+
+
+def _defaults(source: Source, table: pd.DataFrame) -> tuple[str, str]:
+    """Begin with the worst finding, or with what was measured last."""
+    groups = group_findings(standing(source.overview().findings))
+    if groups:
+        worst = groups[0].findings[0]
+        return worst.benchmark, worst.machine
+    newest = table.sort_values("last_date", kind="stable").iloc[-1]
+    return str(newest["benchmark"]), str(newest["machine"])
+
+
+def _look(filters: UrlFilters) -> Look:
+    first, second, third, _ = st.columns(4)
+    with first:
+        layout = filters.choice("Series in", "layout", [PANELS, ONE_CHART], default=PANELS)
+    with second:
+        scale = filters.choice("Value axis", "axis", ["linear", "log"], default="linear")
+    with third:
+        last = filters.choice("Commits", "commits", list(RANGES), default="all")
+    return Look(layout, scale == "log", RANGES[last])
+
+
+def _read(source: Source, chosen: pd.DataFrame, look: Look) -> list[ShownSeries]:
+    names = distinct_names(chosen)
+    height = ALONE_PX if len(chosen) == 1 or look.layout == ONE_CHART else PANEL_PX
+    shown = []
+    for name, record in zip(names, chosen.to_dict("records"), strict=True):
+        row = {str(column): value for column, value in record.items()}
+        series_id = int(row["series_id"])
+        points = source.history(series_id)
+        floor_s, basis = source.floor(series_id, str(row["last_commit"]))
+        view = view_of(
+            row,
+            points,
+            log_axis=look.log_axis,
+            floor=floor_s if row["unit"] == "seconds" else None,
+            height_px=height,
+        )
+        changes = source.change_points(series_id)
+        shown.append(ShownSeries(name, row, points, changes, view, basis))
+    return shown
+
+
+def _draw(source: Source, shown: Sequence[ShownSeries], look: Look) -> None:
+    st.html(legend_html())
+    is_comparable = len({(one.row["unit"], one.row["metric"]) for one in shown}) == 1
+    if look.layout == ONE_CHART and len(shown) > 1 and is_comparable:
+        _draw_over_one_another(source, shown, look)
+    else:
+        if look.layout == ONE_CHART and not is_comparable:
+            st.caption(":material/info: The units of these series differ: shown in panels.")
+        _draw_panels(shown, look)
+    for basis in dict.fromkeys(one.points.attrs["order_basis"] for one in shown):
+        if note := order_note(basis):
+            st.caption(f":material/sort: Commits are {note}.")
+
+
+def _draw_panels(shown: Sequence[ShownSeries], look: Look) -> None:
+    if len(shown) == 1:
+        slots = [st.container()]
+    else:
+        # Row by row, so that a long name does not push its column out of step.
+        slots = [slot for _ in shown[::2] for slot in st.columns(2, gap="medium")]
+    for one, slot in zip(shown, slots, strict=False):
+        with slot:
+            st.markdown(f"**{escaped(one.name)}**")
+            st.altair_chart(
+                charts.history(newest(one.points, look.last), one.change_points, one.view),
+                key=f"history-{one.row['series_id']}",
+                alt=f"History of {one.name}: {one.view.y_title}",
+            )
+            st.caption(history_tables.summary(one))
+
+
+def _draw_over_one_another(source: Source, shown: Sequence[ShownSeries], look: Look) -> None:
+    points = pd.concat([one.points.assign(series=one.name) for one in shown], ignore_index=True)
+    changes = pd.concat(
+        [one.change_points.assign(series=one.name) for one in shown], ignore_index=True
+    )
+    aligned = newest(align(points, source.commits()), look.last)
+    st.altair_chart(
+        charts.overlay(aligned, changes, shown[0].view),
+        key="overlay",
+        alt=f"{len(shown)} series over one another: {shown[0].view.y_title}",
+    )
+
+
+def newest(points: pd.DataFrame, last: int | None) -> pd.DataFrame:
+    """Keep the results of the newest commits."""
+    if last is None or points.empty:
+        return points
+    kept: pd.DataFrame = points[points["order"] > points["order"].max() - last]
+    return kept

@@ -1,0 +1,134 @@
+"""What stands below a history: its change points, its numbers, and how to measure one again."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+import streamlit as st
+from streamlit.elements.lib.column_types import ColumnConfig
+
+from dashboard.reproduce import recipe
+from dashboard.series_view import ShownSeries, commit_labels
+from dashboard.units import change_text, commit_text, p_value_text
+from dashboard.url_filters import UrlFilters
+from dashboard.words import count_text, escaped
+
+_RESULT_COLUMNS = {
+    "series": "Series",
+    "commit": "Commit",
+    "commit_date": "Date",
+    "subject": "Subject",
+    "value": "Value",
+    "q25": "Lower quartile",
+    "q75": "Upper quartile",
+    "unit": "Unit",
+    "n": "Samples",
+    "status": "Status",
+    "run_id": "Run",
+    "environment": "Environment",
+}
+
+
+def summary(shown: ShownSeries) -> str:
+    """Count what a panel shows, and name its floor with what it rests on."""
+    counts = shown.points["status"].value_counts()
+    num_commits = shown.points["commit"].nunique()
+    parts = [
+        count_text(len(shown.points), "result") + " on " + count_text(num_commits, "commit"),
+        *(
+            f"{counts[name]} {name}"
+            for name in ("failed", "skipped", "single-sample")
+            if name in counts
+        ),
+        count_text(len(shown.change_points), "change point"),
+    ]
+    if shown.view.floor is not None:
+        parts.append(f"floor {shown.view.unit.text(shown.view.floor)} ({shown.floor_basis})")
+    return escaped(" · ".join(parts))
+
+
+def change_points(shown: Sequence[ShownSeries]) -> None:
+    """List the change points of what is shown, newest first."""
+    rows = [
+        {
+            "date": change["commit_date"],
+            "series": one.name,
+            "change": change_text(change["relative_change"]),
+            "before": one.view.unit.text(change["before"]),
+            "after": one.view.unit.text(change["after"]),
+            "p": p_value_text(change["p_value"]),
+            "cause": change["cause"],
+            "commit": commit_text(change["commit"]),
+            "subject": change["subject"] or "",
+        }
+        for one in shown
+        for change in one.change_points.to_dict("records")
+    ]
+    if not rows:
+        return
+    st.subheader("Change points")
+    table = pd.DataFrame(rows).sort_values("date", ascending=False, kind="stable")
+    st.dataframe(
+        table,
+        hide_index=True,
+        column_config={"date": st.column_config.DateColumn("date"), "p": "p-value"},
+    )
+
+
+def results(shown: Sequence[ShownSeries]) -> None:
+    """Give every number of the charts as a table."""
+    with st.expander("Results as a table", icon=":material/table:"):
+        table = pd.concat([_printed(one) for one in shown], ignore_index=True)
+        st.dataframe(
+            table,
+            hide_index=True,
+            column_order=list(_RESULT_COLUMNS),
+            column_config={
+                **_RESULT_COLUMNS,
+                "commit_date": st.column_config.DateColumn("Date"),
+                **{name: _number(_RESULT_COLUMNS[name]) for name in ("value", "q25", "q75")},
+                "n": st.column_config.NumberColumn("Samples", format="%d"),
+            },
+        )
+
+
+def _number(label: str) -> ColumnConfig:
+    return st.column_config.NumberColumn(label, format="%.5g")
+
+
+def _printed(one: ShownSeries) -> pd.DataFrame:
+    newest_first = one.points.iloc[::-1]
+    scaled = {name: newest_first[name] / one.view.unit.divisor for name in ("value", "q25", "q75")}
+    return newest_first.assign(
+        **scaled,
+        unit=one.view.unit.label,
+        series=one.name,
+        commit=newest_first["commit"].map(commit_text),
+        subject=newest_first["subject"].fillna(""),
+        environment=newest_first["environment"].fillna(""),
+    )
+
+
+def again(filters: UrlFilters, shown: Sequence[ShownSeries]) -> None:
+    """Give the command that measures a point again."""
+    st.subheader("Measure a point again")
+    left, right = st.columns(2)
+    names = [one.name for one in shown]
+    with left:
+        name = filters.one("Series", "point", names, default=names[0])
+    one = shown[names.index(name)]
+    hashes = list(dict.fromkeys(one.points["commit"].iloc[::-1]))
+    with right:
+        commit = filters.one(
+            "Commit", "commit", hashes, default=hashes[0], labels=commit_labels(one.points)
+        )
+    point = one.points[one.points["commit"] == commit].iloc[-1]
+    how = recipe(
+        benchmark=str(one.row["benchmark"]),
+        params=str(one.row["params"]),
+        commit=commit,
+        is_external=bool(point["external"]),
+        has_repository=one.points.attrs["order_basis"] == "repository",
+    )
+    if how.command is not None:
+        st.code(how.command, "shell", wrap_lines=True)
+    st.caption(how.note)

@@ -1,0 +1,238 @@
+"""Incident: times against their floors, the counter that misled, and the status of each claim."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import incident_charts
+from dashboard.data import Source
+from dashboard.incident_frames import (
+    cases_over_context,
+    counter_readings,
+    series_name,
+    telling_cases,
+)
+from dashboard.series_view import commit_labels
+from dashboard.theme import CLAIM_BADGES
+from dashboard.units import commit_text
+from dashboard.url_filters import UrlFilters, url_filters
+from dashboard.words import case_name, count_text, escaped
+from db.evidence import CaseDiagnosis, Claim, Diagnosis, Evidence, EvidencePoint
+
+# Machines under this label repeated the incident's attention with their own telemetry.
+REPRODUCTION_MACHINES: Final = "h200"
+REPRODUCTION_SUITE: Final = "attention."
+MOST_RUNS: Final = 3
+COUNTER_MARKS: Final = {
+    "misleads": ":red[:material/warning: misleads]",
+    "evidence": ":blue[:material/check: evidence]",
+}
+CLAIM_COLUMNS: Final = (1.1, 4.4, 1.3, 3.2)
+
+
+def render(source: Source) -> None:
+    """Show the page."""
+    st.title("Incident")
+    machines = source.machines()["machine"].tolist()
+    if not machines:
+        st.info(
+            "No recording yet: `ddtree-bench ingest benchmarks/recorded` reads the original one.",
+            icon=":material/inbox:",
+        )
+        return
+    with url_filters("incident") as filters:
+        machine, commit = _picked(filters, source, machines)
+        found = source.diagnoses(machine, commit)
+        if not found:
+            st.info(
+                f"No telemetry of {escaped(machine)} belongs to this commit: nothing to diagnose. "
+                "Choose another recording above.",
+                icon=":material/sensors_off:",
+            )
+        for evidence, diagnosis in found[:MOST_RUNS]:
+            _recording(evidence, diagnosis)
+        if len(found) > MOST_RUNS:
+            st.caption(f"The newest {MOST_RUNS} of {len(found)} runs of this commit are shown.")
+    _reproduction(source, [name for name in machines if name != machine])
+
+
+def _picked(filters: UrlFilters, source: Source, machines: Sequence[str]) -> tuple[str, str]:
+    """Ask for a recording; one that was made elsewhere is what this page is about."""
+    commits = {name: source.machine_commits(name) for name in machines}
+    external = [name for name, table in commits.items() if table["external"].any()]
+    left, right = st.columns(2)
+    with left:
+        machine = filters.one("Machine", "machine", machines, default=[*external, *machines][0])
+    hashes = commits[machine]["commit"].tolist()
+    with right:
+        return machine, filters.one(
+            "Commit", "commit", hashes, default=hashes[0], labels=commit_labels(commits[machine])
+        )
+
+
+def _recording(evidence: Evidence, diagnosis: Diagnosis) -> None:
+    st.header(escaped(evidence.gpu or evidence.label), divider="gray")
+    st.caption(escaped(evidence.label))
+    for claim in diagnosis.alarms[:1]:
+        st.error(escaped(claim.statement), icon=":material/warning:")
+    telling = telling_cases(evidence, diagnosis)[:1]
+    for _, case in telling:
+        _numbers(case)
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        st.subheader("Times against the KV-read floor")
+        _times(evidence, cases_over_context(diagnosis, only_kv=True), only_kv=True)
+    with right:
+        st.subheader("The counter that misled")
+        _counters(evidence, telling)
+    st.subheader("What is known, and how well")
+    for claim in sorted(diagnosis.claims, key=lambda claim: not claim.is_alarm):
+        _claim(claim)
+    _fits(diagnosis)
+    with st.expander("Cases as a table", icon=":material/table:"):
+        st.dataframe(_cases_table(diagnosis), hide_index=True)
+
+
+def _numbers(case: CaseDiagnosis) -> None:
+    known = (
+        ("Time", f"{case.time_ms:,.4g} ms", count_text(case.n, "sample")),
+        ("Effective rate", _number(case.effective_gb_s, "GB/s"), case.bytes_basis),
+        ("Above the KV-read floor", _number(case.kv_floor_ratio, "\N{MULTIPLICATION SIGN}"), None),
+        (
+            "Of peak bandwidth",
+            _number(None if case.fraction_of_peak is None else 100 * case.fraction_of_peak, "%"),
+            None,
+        ),
+    )
+    st.caption(escaped(f"Measured in {case_name(case.benchmark, case.params)}:"))
+    for column, (label, value, detail) in zip(st.columns(len(known)), known, strict=True):
+        column.metric(
+            label,
+            value,
+            delta=detail,
+            delta_color="off",
+            delta_arrow="off",
+            border=True,
+            height="stretch",
+        )
+
+
+def _number(value: float | None, unit: str) -> str:
+    if value is None:
+        return "not known"
+    gap = "" if unit == "\N{MULTIPLICATION SIGN}" else " "
+    return f"{value:,.3g}{gap}{unit}"
+
+
+def _times(evidence: Evidence, cases: pd.DataFrame, *, only_kv: bool) -> None:
+    if cases.empty:
+        st.caption("No case of this recording has a context length.")
+        return
+    rate = evidence.ceilings.read_bytes_per_s
+    what = "KV-read floor" if only_kv else "floor"
+    against = "" if rate is None else f" at {rate / 1e12:.3g} TB/s ({evidence.peak_source})"
+    st.altair_chart(
+        incident_charts.times_over_context(cases, floor_name=f"{what}{against}"),
+        alt=f"Time over context against the {what}, {evidence.label}",
+    )
+
+
+def _counters(evidence: Evidence, telling: Sequence[tuple[EvidencePoint, CaseDiagnosis]]) -> None:
+    """Draw the counters of each case, and say once what each counter can and cannot say."""
+    tables = [
+        (case, counter_readings(point, case, evidence.power_limit_w))
+        for point, case in telling
+        if point.counters
+    ]
+    if not tables:
+        st.caption("No counter was recorded.")
+        return
+    for slot, (case, readings) in zip(st.columns(len(tables), gap="large"), tables, strict=True):
+        slot.markdown(f"**{escaped(series_name(case))}**")
+        slot.altair_chart(
+            incident_charts.counters(readings),
+            alt=f"Counters of {series_name(case)} as shares of their greatest reading",
+        )
+    meanings = pd.concat([readings for _, readings in tables]).drop_duplicates("counter")
+    st.caption(
+        "  \n".join(
+            f"{COUNTER_MARKS[role]} **{counter}**: {escaped(meaning)}"
+            for role, counter, meaning in zip(
+                meanings["role"], meanings["counter"], meanings["meaning"], strict=True
+            )
+        )
+    )
+
+
+def _claim(claim: Claim) -> None:
+    badge, statement, value, evidence = st.columns(CLAIM_COLUMNS, vertical_alignment="top")
+    badge.badge(claim.status, color=CLAIM_BADGES[claim.status])
+    statement.markdown(escaped(claim.statement))
+    value.markdown(f"**{claim.value:,.4g}** {escaped(claim.unit)}")
+    evidence.caption(escaped(claim.evidence))
+
+
+def _fits(diagnosis: Diagnosis) -> None:
+    for fit in diagnosis.fits:
+        if fit.refused is not None:
+            st.caption(escaped(f"No straight line through {fit.label}: {fit.refused}."))
+        else:
+            st.caption(
+                escaped(
+                    f"{fit.label}: {fit.t0_ms:.3g} ms + bytes / {fit.bandwidth_gb_s:,.4g} GB/s "
+                    f"over {fit.n_points} contexts"
+                )
+            )
+
+
+def _cases_table(diagnosis: Diagnosis) -> pd.DataFrame:
+    return pd.DataFrame(
+        [
+            {
+                "benchmark": case.benchmark,
+                "params": case.params,
+                "context (tokens)": case.context_tokens,
+                "time (ms)": case.time_ms,
+                "samples": case.n,
+                "rate (GB/s)": case.effective_gb_s,
+                "KV-read floor (ms)": case.kv_floor_ms,
+                "above KV floor": case.kv_floor_ratio,
+                "floor (ms)": case.floor_ms,
+                "above floor": case.floor_ratio,
+                "bound by": case.bound,
+                "commit length": case.commit_length,
+            }
+            for case in diagnosis.cases
+        ]
+    )
+
+
+def _reproduction(source: Source, machines: Sequence[str]) -> None:
+    """Show the newest recording of attention on a machine that repeated the incident."""
+    for machine in machines:
+        if not machine.lower().startswith(REPRODUCTION_MACHINES):
+            continue
+        for commit in source.machine_commits(machine)["commit"].head(1):
+            for evidence, diagnosis in source.diagnoses(machine, commit)[:MOST_RUNS]:
+                _repeated(machine, commit, evidence, diagnosis)
+
+
+def _repeated(machine: str, commit: str, evidence: Evidence, diagnosis: Diagnosis) -> None:
+    cases = cases_over_context(diagnosis, prefix=REPRODUCTION_SUITE)
+    if cases.empty:
+        return
+    st.header(f"Reproduced on {escaped(evidence.gpu or machine)}", divider="gray")
+    benchmarks = sorted(
+        {
+            case.benchmark
+            for case in diagnosis.cases
+            if case.benchmark.startswith(REPRODUCTION_SUITE)
+        }
+    )
+    st.caption(escaped(f"{', '.join(benchmarks)} on {machine}, commit {commit_text(commit)}"))
+    _times(evidence, cases, only_kv=False)
+    telling = telling_cases(evidence, diagnosis, prefix=REPRODUCTION_SUITE)
+    # The series farthest from its floor and the one nearest to it.
+    _counters(evidence, telling if len(telling) <= 2 else [telling[0], telling[-1]])

@@ -1,0 +1,196 @@
+"""Overview: what got slower, since when and why; then what is stored and what is stale."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import charts
+from dashboard.data import Source
+from dashboard.findings import FindingGroup, group_findings, standing, verdict_line
+from dashboard.selection import link_query, newest_by_machine
+from dashboard.series_view import order_note, view_of
+from dashboard.units import change_text, commit_text, display_unit, p_value_text
+from dashboard.words import case_name, count_text, escaped
+from db.queries import Finding, Overview
+
+MOST_GROUPS = 6
+MOST_LINES = 3
+MOST_COMMITS = 10
+SPARKLINE_PX = 64
+# Widths of a finding's line: change, case, from and to, cause, picture, link.
+LINE_COLUMNS = (1.2, 4.2, 2.0, 1.2, 2.2, 1.0)
+
+
+def render(source: Source, history_page: st.Page) -> None:
+    """Show the page; its findings link to the page of histories."""
+    overview = source.overview()
+    st.title("Overview")
+    if not overview.results:
+        st.info(
+            "The database is empty: no result has been ingested yet. `ddtree-bench ingest PATH` "
+            "reads any tree of asv results.",
+            icon=":material/inbox:",
+        )
+        return
+    _verdict(overview)
+    _counts(overview)
+    _findings(source, overview.findings, history_page)
+    left, right = st.columns([3, 2], gap="large")
+    with left:
+        _machines(source)
+    with right:
+        _commits(source)
+
+
+def _verdict(overview: Overview) -> None:
+    line = verdict_line(overview.findings)
+    if line.is_alarming:
+        st.error(line.text, icon=":material/trending_up:")
+    elif overview.findings:
+        st.success(line.text, icon=":material/check_circle:")
+    else:
+        st.info(line.text, icon=":material/info:")
+
+
+def _counts(overview: Overview) -> None:
+    counted = (
+        ("Results", overview.results),
+        ("Series", overview.series),
+        ("Commits", overview.commits),
+        ("Machines", overview.machines),
+        ("Runs", overview.runs),
+    )
+    for column, (label, count) in zip(st.columns(len(counted)), counted, strict=True):
+        column.metric(label, f"{count:,}", border=True)
+    if overview.last_ingestion is not None:
+        st.caption(f"Last ingestion: {overview.last_ingestion:%Y-%m-%d %H:%M} UTC")
+
+
+def _findings(source: Source, findings: Sequence[Finding], history_page: st.Page) -> None:
+    latest = standing(findings)
+    groups = group_findings(latest)
+    if not groups:
+        return
+    st.header("Findings")
+    st.caption(
+        "The latest level change of each series, by the first commit of the new level, the worst "
+        "first. "
+        "The cause is named as far as the recorded telemetry decides it."
+    )
+    for group in groups[:MOST_GROUPS]:
+        with st.container(border=True):
+            _group(source, group, history_page)
+    rest = [finding for group in groups[MOST_GROUPS:] for finding in group.findings]
+    if rest:
+        commits = count_text(len(groups) - MOST_GROUPS, "more commit")
+        with st.expander(f"Findings at {commits}"):
+            _table(rest)
+    replaced = [finding for finding in findings if finding not in latest]
+    if replaced:
+        with st.expander(f"{count_text(len(replaced), 'earlier finding')} in the same series"):
+            _table(replaced)
+
+
+def _group(source: Source, group: FindingGroup, history_page: st.Page) -> None:
+    subject = escaped(group.subject) if group.subject else ":gray[subject not known]"
+    st.markdown(
+        f"`{commit_text(group.commit)}` **{subject}** "
+        f":gray[· {group.commit_date:%Y-%m-%d} · {group.summary}]"
+    )
+    for finding in group.findings[:MOST_LINES]:
+        _line(source, finding, history_page)
+    hidden = group.findings[MOST_LINES:]
+    if hidden:
+        with st.expander(f"{len(hidden)} more at this commit"):
+            _table(hidden)
+
+
+def _line(source: Source, finding: Finding, history_page: st.Page) -> None:
+    columns = st.columns(LINE_COLUMNS, vertical_alignment="center")
+    change, case, levels, cause, picture, link = columns
+    unit = display_unit(finding.unit, finding.after)
+    changes = source.change_points(finding.series_id)
+    stored = changes[changes["commit"] == finding.commit].iloc[0]
+    colour = "red" if finding.is_regression else "green"
+    arrow = "▲" if finding.relative_change > 0 else "▼"
+    change.markdown(f"### :{colour}[{arrow} {change_text(finding.relative_change)}]")
+    case.markdown(f"**{escaped(finding.benchmark)}**")
+    case.caption(escaped(" · ".join(filter(None, (finding.params, finding.machine)))))
+    levels.markdown(f"{unit.text(finding.before)} → **{unit.text(finding.after)}**")
+    levels.caption(f"p {p_value_text(stored['p_value'])}")
+    cause.badge(finding.cause, color="blue" if finding.cause == "code" else "gray")
+    series = source.one_series(finding.series_id)
+    history = source.history(finding.series_id)
+    view = view_of(series, history, height_px=SPARKLINE_PX)
+    picture.altair_chart(
+        charts.sparkline(history, changes, view),
+        alt=f"History of {case_name(finding.benchmark, finding.params)}",
+        key=f"sparkline-{finding.series_id}-{finding.commit}",
+    )
+    link.page_link(history_page, label="History", query_params=link_query(series))
+
+
+def _table(findings: Sequence[Finding]) -> None:
+    st.dataframe(
+        pd.DataFrame(
+            {
+                "change": [change_text(finding.relative_change) for finding in findings],
+                "benchmark": [finding.benchmark for finding in findings],
+                "params": [finding.params for finding in findings],
+                "machine": [finding.machine for finding in findings],
+                "cause": [finding.cause for finding in findings],
+                "commit": [commit_text(finding.commit) for finding in findings],
+                "date": [finding.commit_date.date() for finding in findings],
+                "subject": [finding.subject or "" for finding in findings],
+            }
+        ),
+        hide_index=True,
+    )
+
+
+def _machines(source: Source) -> None:
+    st.header("Machines")
+    machines = source.machines().merge(newest_by_machine(source.series()), on="machine", how="left")
+    st.dataframe(
+        machines.assign(cpu=machines["cpu"].fillna("")),
+        hide_index=True,
+        column_order=("machine", "cpu", "commits", "runs", "series", "stale", "last_date"),
+        column_config={
+            "machine": "Machine",
+            "cpu": "CPU",
+            "commits": st.column_config.NumberColumn("Commits"),
+            "runs": st.column_config.NumberColumn("Runs"),
+            "series": st.column_config.NumberColumn("Series"),
+            "stale": st.column_config.NumberColumn(
+                "Stale", help="Series without a result on the machine's newest commit"
+            ),
+            "last_date": st.column_config.DateColumn("Newest commit"),
+        },
+    )
+    stale = int(machines["stale"].sum())
+    if stale:
+        st.caption(
+            f":material/schedule: Stale: {stale} series without a result on their machine's newest "
+            "commit."
+        )
+
+
+def _commits(source: Source) -> None:
+    st.header("Newest commits")
+    commits = source.commits()
+    st.dataframe(
+        commits.head(MOST_COMMITS).assign(
+            short=commits["commit"].map(commit_text), subject=commits["subject"].fillna("")
+        ),
+        hide_index=True,
+        column_order=("short", "commit_date", "subject"),
+        column_config={
+            "short": "Commit",
+            "commit_date": st.column_config.DateColumn("Date"),
+            "subject": st.column_config.TextColumn("Subject", width="large"),
+        },
+    )
+    for basis, count in commits["order_basis"].value_counts().items():
+        if note := order_note(str(basis)):
+            st.caption(f":material/sort: {count_text(int(count), 'commit')}: {note}")

@@ -1,0 +1,47 @@
+"""The command that measures a point of a history again."""
+
+import re
+import shlex
+from dataclasses import dataclass
+
+from dashboard.selection import parse_params
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to measure one case on one commit; `command` is None where nobody can here."""
+
+    command: str | None
+    note: str
+
+
+def recipe(
+    *, benchmark: str, params: str, commit: str, is_external: bool, has_repository: bool
+) -> Recipe:
+    """Give the command for one case on one commit, and where to run it.
+
+    Parameters
+    ----------
+    is_external : measured elsewhere, on code that is not in this history
+    has_repository : the commit is of this project's repository
+    """
+    if is_external:
+        return Recipe(None, "Recorded elsewhere: no commit of this repository repeats it.")
+    # Escaped spaces mean the same and read worse.
+    name = re.escape(_asv_name(benchmark, params)).replace("\\ ", " ")
+    pattern = shlex.quote(f"^{name}$")
+    if has_repository:
+        return Recipe(
+            f"ddtree-bench run --profile full --commits {commit}^! --bench {pattern}",
+            "Run it in a checkout of this repository, on the same machine.",
+        )
+    return Recipe(
+        f"asv run --bench {pattern} {commit}^!",
+        "Run it in a checkout of the repository these results come from, on the same machine.",
+    )
+
+
+def _asv_name(benchmark: str, params: str) -> str:
+    """Write a case as asv does when it matches patterns: `name(value, value)`."""
+    values = parse_params(params).values()
+    return f"{benchmark}({', '.join(values)})" if values else benchmark

@@ -1,0 +1,118 @@
+"""Widgets whose values live in the page's URL, so that a link shows what its sender saw.
+
+The URL is not trusted: a value the page does not offer is left out and told to the reader.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import streamlit as st
+
+
+@contextmanager
+def url_filters(page: str) -> Iterator["UrlFilters"]:
+    """Give a page its filters, and write them into the URL when the page is drawn."""
+    # Reserved now, at the top of the page, for what is only known after the last widget.
+    messages = st.container()
+    filters = UrlFilters(page)
+    yield filters
+    with messages:
+        filters.write_back()
+
+
+class UrlFilters:
+    """The filters of one page in one run of it."""
+
+    def __init__(self, page: str) -> None:
+        self._page = page
+        self._asked = {name: st.query_params.get_all(name) for name in st.query_params}
+        self._shown: dict[str, list[str]] = {}
+        self._known: set[str] = set()
+        self._unknown: list[str] = []
+        # A link or the back button brought another URL than the widgets wrote: it wins.
+        self._is_fresh = self._asked != st.session_state.get(self._written_key)
+        if self._is_fresh:
+            self._forget_widgets()
+
+    def many(
+        self, label: str, name: str, options: Sequence[str], *, default: Sequence[str] = ()
+    ) -> list[str]:
+        """Ask for any number of the options; none means all of them."""
+        key = self._seed(name, options, default)
+        chosen = st.multiselect(label, options, key=key, placeholder="all")
+        self._shown[name] = [str(value) for value in chosen]
+        return self._shown[name]
+
+    def one(
+        self,
+        label: str,
+        name: str,
+        options: Sequence[str],
+        *,
+        default: str,
+        labels: Mapping[str, str] | None = None,
+    ) -> str:
+        """Ask for exactly one of a long list of options, shown by their labels."""
+        key = self._seed_one(name, options, default)
+        shown = (labels or {}).get
+        chosen = st.selectbox(
+            label, options, key=key, format_func=lambda option: shown(option, option)
+        )
+        return self._keep_one(name, chosen, default)
+
+    def choice(self, label: str, name: str, options: Sequence[str], *, default: str) -> str:
+        """Ask for exactly one of a few options that are all seen at once."""
+        key = self._seed_one(name, options, default)
+        chosen = st.segmented_control(label, options, key=key, required=True)
+        return self._keep_one(name, chosen, default)
+
+    def write_back(self) -> None:
+        """Put what the widgets show into the URL and tell what the URL asked in vain."""
+        unknown = set(self._asked) - self._known if self._is_fresh else set()
+        self._unknown += [f"{name} is no filter of this page" for name in sorted(unknown)]
+        for message in self._unknown:
+            st.warning(f"From the link: {message}.", icon=":material/link_off:")
+        shown = {name: values for name, values in self._shown.items() if values}
+        if shown != self._asked:
+            st.query_params.from_dict(shown)
+        st.session_state[self._written_key] = shown
+
+    @property
+    def _written_key(self) -> str:
+        return f"{self._page}.url"
+
+    def _forget_widgets(self) -> None:
+        for key in [str(key) for key in st.session_state]:
+            if key.startswith(f"{self._page}.filter."):
+                del st.session_state[key]
+
+    def _seed(self, name: str, options: Sequence[str], default: Sequence[str]) -> str:
+        """Give a widget its state before it is made: what it had, what the URL asks, the default.
+
+        What other filters have since made impossible is left out.
+        """
+        self._known.add(name)
+        key = f"{self._page}.filter.{name}"
+        kept = st.session_state.get(key)
+        if kept is None:
+            kept = self._offered(name, options)
+        values = [kept] if isinstance(kept, str) else kept
+        st.session_state[key] = [value for value in values if value in options] or list(default)
+        return key
+
+    def _seed_one(self, name: str, options: Sequence[str], default: str) -> str:
+        key = self._seed(name, options, [default])
+        st.session_state[key] = st.session_state[key][0]
+        return key
+
+    def _offered(self, name: str, options: Sequence[str]) -> list[str]:
+        asked = self._asked.get(name, [])
+        self._unknown += [
+            f"there is no {name} “{value}” here" for value in asked if value not in options
+        ]
+        return [value for value in asked if value in options]
+
+    def _keep_one(self, name: str, chosen: str | None, default: str) -> str:
+        value = default if chosen is None else str(chosen)
+        self._shown[name] = [] if value == default else [value]
+        return value
