@@ -138,7 +138,7 @@ def test_quick_visits_a_part_of_what_full_visits(device):
 
 def test_a_line_can_be_fitted_over_the_contexts_of_every_profile():
     for profile, device in itertools.product(PROFILES.values(), ("cpu", "cuda")):
-        assert len(step_axes(profile, device).context_tokens) >= 3
+        assert len(step_axes(profile, device).context_tokens) >= 4
 
 
 def test_an_unknown_profile_is_refused():
