@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from dashboard.markdown import MISSING, code, escape, head, row
 from dashboard.units import change_text, commit_text, display_unit
-from dashboard.verdicts import counted, headline, why
+from dashboard.verdicts import counted, headline, is_screened, why
 from db.compare import Verdict
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def render(comparison: Comparison, context: CommentContext) -> str:
 def _opening(comparison: Comparison, context: CommentContext) -> Iterator[str]:
     commits = f"{code(commit_text(context.base))} → {code(commit_text(context.head))}"
     yield f"**{headline(comparison)}** ({commits})\n"
-    if any(not case.confirmed for case in comparison.cases):
+    if is_screened(comparison):
         yield (
             "Screened, not confirmed: one pass over all cases, at a false-discovery rate of "
             f"{_percent(comparison.policy.fdr)}. Only a fresh, interleaved re-run confirms.\n"

@@ -14,19 +14,23 @@ from rich.table import Table
 from rich.text import Text
 
 from dashboard.units import change_text, commit_text, display_unit
-from dashboard.verdicts import headline, why
+from dashboard.verdicts import headline, is_screened, why
+from dashboard.words import case_name
 from db.compare import Verdict
 from db.diagnose import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from db.compare import CaseComparison, Comparison
     from db.diagnose import CaseDiagnosis, Claim, Diagnosis
     from db.ingest import IngestReport
 
 LOG_WIDTH: Final = 160  # columns where no terminal says how wide it is
+LEAST_WIDTH: Final = 140  # a narrower terminal breaks lines itself
 MOST_ROWS: Final = 40  # of a table; the rest is counted
+
+WORDS: Final = frozenset({"case", "machine", "verdict", "why", "bound"})  # columns of text
 
 VERDICT_STYLES: Final = {
     Verdict.REGRESSION: "bold red",
@@ -40,14 +44,15 @@ STATUS_STYLES: Final = {
     Status.CONSISTENT: "yellow",
     Status.UNTESTED: "dim",
 }
+TOLD_BY_TABLE: Final = "distance_from_floor"  # a claim that is a column of the table above it
 _MISSING: Final = "\N{EN DASH}"
 
 
 def console(*, error: bool = False) -> Console:
-    """Return a console that takes text literally."""
+    """Return a console that takes text literally and is wide enough not to cut a number."""
     made = Console(markup=False, highlight=False, emoji=False, stderr=error)
-    if not made.is_terminal and "COLUMNS" not in os.environ:
-        made.width = LOG_WIDTH
+    is_log = not made.is_terminal and "COLUMNS" not in os.environ
+    made.width = LOG_WIDTH if is_log else max(made.width, LEAST_WIDTH)
     return made
 
 
@@ -75,25 +80,24 @@ def print_comparison(to: Console, comparison: Comparison, *, base: str | None, h
         _print_rest(to, len(comparison.cases))
     if comparison.environment_differs:
         to.print("† the runner environment differs between the two commits", style="yellow")
-    if any(not case.confirmed for case in comparison.cases):
+    if is_screened(comparison):
         to.print("screened, not confirmed: only a fresh, interleaved re-run confirms", style="dim")
 
 
 def print_diagnosis(to: Console, diagnosis: Diagnosis) -> None:
     """Print every case against its floor, then each claim with its evidence and status."""
-    source = diagnosis.peak_source or "unknown"
     to.print(Text.assemble((diagnosis.label, "bold"), f" · {diagnosis.gpu or 'no GPU'}"))
     if diagnosis.cases:
         to.print(_diagnosis_table(diagnosis.cases[:MOST_ROWS]))
         _print_rest(to, len(diagnosis.cases))
-    to.print(f"peak rates: {source}", style="dim")
-    for claim in diagnosis.claims:
-        to.print(_claim_line(claim))
+    to.print(f"peak rates: {diagnosis.peak_source or 'unknown'}", style="dim")
+    to.print(_claims(claim for claim in diagnosis.claims if claim.name != TOLD_BY_TABLE))
     to.print()
 
 
-def _comparison_table(cases: Iterable[CaseComparison]) -> Table:
-    table = _table("case", "machine", "verdict", "base", "head", "change", "interval", "n", "why")
+def _comparison_table(cases: Sequence[CaseComparison]) -> Table:
+    titles = ("case", "machine", "verdict", "base", "head", "change", "interval", "n", "why")
+    table = _table(*titles, names=[case.key.name for case in cases])
     for case in cases:
         unit = display_unit(case.unit, case.head_value or case.base_value)
         mark = " †" if case.environment_differs else ""
@@ -112,10 +116,11 @@ def _comparison_table(cases: Iterable[CaseComparison]) -> Table:
     return table
 
 
-def _diagnosis_table(cases: Iterable[CaseDiagnosis]) -> Table:
-    table = _table("case", "time", "floor", "over floor", "rate", "of peak", "tokens", "n", "bound")
-    for case in cases:
-        name = f"{case.benchmark}({case.params})" if case.params else case.benchmark
+def _diagnosis_table(cases: Sequence[CaseDiagnosis]) -> Table:
+    names = [case_name(case.benchmark, case.params) for case in cases]
+    titles = ("case", "time", "floor", "over floor", "rate", "of peak", "tokens", "n", "bound")
+    table = _table(*titles, names=names)
+    for name, case in zip(names, cases, strict=True):
         ratio = case.floor_ratio if case.floor_ratio is not None else case.kv_floor_ratio
         floor = case.floor_ms if case.floor_ms is not None else case.kv_floor_ms
         table.add_row(
@@ -124,7 +129,7 @@ def _diagnosis_table(cases: Iterable[CaseDiagnosis]) -> Table:
             _number(floor, "{:.3g} ms"),
             _number(ratio, "{:.3g}\N{MULTIPLICATION SIGN}"),
             _number(case.effective_gb_s, "{:.3g} GB/s"),
-            _number(case.fraction_of_peak, "{:.2%}"),
+            _number(case.fraction_of_peak and 100 * case.fraction_of_peak, "{:.2f} %"),
             _number(case.commit_length, "{:.2g}"),
             str(case.n),
             case.bound or _MISSING,
@@ -132,23 +137,32 @@ def _diagnosis_table(cases: Iterable[CaseDiagnosis]) -> Table:
     return table
 
 
-def _claim_line(claim: Claim) -> Text:
-    status = Text(f"{claim.status.value:>10}", STATUS_STYLES.get(claim.status, ""))
-    about = f" [{claim.case}]" if claim.case else ""
-    return Text.assemble(
-        status,
-        ("! " if claim.is_alarm else "  ", "bold red"),
-        claim.statement,
-        (f"{about} · {claim.evidence}" if claim.evidence else about, "dim"),
-    )
+def _claims(claims: Iterable[Claim]) -> Table:
+    """Lay out each claim beside its status, an exclamation mark at what calls for action."""
+    table = Table.grid(padding=(0, 1))
+    for claim in claims:
+        about = f"{claim.case}: " if claim.case else ""
+        table.add_row(
+            Text("!" if claim.is_alarm else " ", "bold red"),
+            Text(claim.status.value, STATUS_STYLES[claim.status]),
+            Text.assemble(about, claim.statement, (f" · {claim.evidence}", "dim")),
+        )
+    return table
 
 
-def _table(*titles: str) -> Table:
+def _table(*titles: str, names: Iterable[str]) -> Table:
+    """Lay out columns of which only names and reasons may break, names last."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    words = {"case", "machine", "verdict", "why", "bound"}
+    longest = max((len(name) for name in names), default=0)
     for title in titles:
-        side: Literal["left", "right"] = "left" if title in words else "right"
-        table.add_column(title, justify=side, overflow="fold", no_wrap=title not in words)
+        side: Literal["left", "right"] = "left" if title in WORDS else "right"
+        table.add_column(
+            title,
+            justify=side,
+            overflow="fold",
+            no_wrap=title not in {"case", "why"},
+            min_width=min(longest, LEAST_WIDTH // 3) if title == "case" else None,
+        )
     return table
 
 

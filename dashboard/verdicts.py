@@ -50,3 +50,8 @@ def why(case: CaseComparison) -> str:
     if case.needed_processes is not None:
         return f"about {case.needed_processes} interleaved processes a side would decide it"
     return case.reason
+
+
+def is_screened(comparison: Comparison) -> bool:
+    """Return whether a case was judged by numbers that nothing confirmed yet."""
+    return any(not case.confirmed and case.interval_low is not None for case in comparison.cases)

@@ -34,11 +34,14 @@ def add_run(tree, commit, values, *, day, repeat=len(JITTER)):  # noqa: B008 - a
     """Add one commit's results: a value, or None for a failure, for each context."""
     samples = [None if v is None else [v * one for one in JITTER[:repeat]] for v in values]
     start_ms = (START_S + day * DAY_S) * 1000
-    cells = row(values, params=[CONTEXTS], samples=samples, started_at=start_ms)
+    repeats = [None if v is None else repeat for v in values]
+    cells = row(
+        values, params=[CONTEXTS], samples=samples, started_at=start_ms, stats_repeat=repeats
+    )
     tree.results({"step.Step.time_step": cells}, commit, date=start_ms)
 
 
-def add_window(tree, commit, context, *, time_s, day):
+def add_window(tree, commit, context, *, time_s, day, **more):
     """Add what a card showed that read a gigabyte far too slowly."""
     start_s = START_S + day * DAY_S
     tree.line(
@@ -61,6 +64,7 @@ def add_window(tree, commit, context, *, time_s, day):
             "source": "measured",
             "dtype": None,
         },
+        **more,
     )
 
 

@@ -12,6 +12,7 @@ from dashboard.cli_exit import ExitCode
 from dashboard.pr_comment import MARKER
 from db import errors
 from db.compare import Comparison, Verdict
+from tests.asv_trees import GitRepository
 from tests.command_on_tree import (
     BASE,
     BROKEN,
@@ -202,6 +203,28 @@ def test_path_without_results_is_refused(call, tmp_path):
     assert "nowhere" in one_line(call("ingest", str(tmp_path / "nowhere")))
 
 
+def test_results_of_another_commits_code_are_refused_and_not_stored(call, tmp_path):
+    repository = GitRepository(tmp_path / "repository")
+    old, new = repository.commit("old"), repository.commit("new")
+    tree = empty_tree(tmp_path / "results")
+    add_run(tree, new, [0.010, 0.020], day=0)
+    foreign = {"engine_tree": repository.engine_tree(old), "dirty": False}
+    add_window(tree, new, 1024, time_s=0.010, day=0, provenance=foreign)
+    add_window(tree, new, 2048, time_s=0.020, day=0, provenance=foreign)
+
+    result = call("ingest", str(tree.root), "--repository", str(repository.root))
+
+    assert result.exit_code == ExitCode.BAD_INPUT
+    lines = result.stderr.splitlines()
+    assert [line.split(" of ")[0] for line in lines] == [
+        "ddtree-bench: refused: step.Step.time_step(context=1024)",
+        "ddtree-bench: refused: step.Step.time_step(context=2048)",
+    ]
+    assert all("another commit's code ran" in line for line in lines)
+    stored = call("compare", new, new)
+    assert stored.exit_code in {ExitCode.BAD_INPUT, ExitCode.FAILED}
+
+
 # --- reading commands ----------------------------------------------------------------------------
 
 
@@ -226,6 +249,16 @@ def test_compare_in_a_terminal_says_verdict_case_and_tier(filled):
     assert "step.Step.time_step(context=2048)" in text
     assert "+20.0 %" in text
     assert "screened, not confirmed" in text
+
+
+def test_narrow_terminal_cuts_no_number(filled):
+    text = filled("compare", BASE, BROKEN, COLUMNS="60").stdout
+
+    assert all(piece in text for piece in ("10 ms", "20 ms", "contender", "8/8"))
+
+
+def test_comparison_with_nothing_judged_does_not_speak_of_screening(filled):
+    assert "screened" not in filled("compare", BASE, THIN).stdout
 
 
 def test_compare_as_markdown_is_the_comment(filled):

@@ -1,0 +1,101 @@
+"""`ddtree-bench run` with a real asv on a repository of its own."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dashboard.cli_exit import ExitCode
+from tests.asv_trees import START_S, GitRepository
+
+ROOT = Path(__file__).parent.parent
+SUITE = """
+class Case:
+    params, param_names = [1, 2], ["size"]
+    number, repeat, rounds, warmup_time, version = 1, 5, 1, 0, "1"
+
+    def time_case(self, size):
+        {body}
+"""
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A checkout with the project's asv plugin and a suite of two cases."""
+    made = GitRepository(tmp_path / "checkout")
+    suite = made.root / "benchmarks"
+    suite.mkdir()
+    for name in ("__init__.py", "_asv_machine.py"):
+        shutil.copy(ROOT / "benchmarks" / name, suite / name)
+    config = json.loads((ROOT / "asv.conf.json").read_text(encoding="utf-8"))
+    (made.root / "asv.conf.json").write_text(json.dumps(config), encoding="utf-8")
+    (made.root / ".gitignore").write_text(".asv/\n__pycache__/\n*.db\n", encoding="utf-8")
+    return made
+
+
+def write_suite(repository, body):
+    suite = repository.root / "benchmarks" / "suite.py"
+    suite.write_text(SUITE.format(body=body), encoding="utf-8")
+
+
+def run(repository, *arguments):
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": "/nonexistent"}
+    return subprocess.run(
+        [sys.executable, "-m", "dashboard.cli", "run", "--machine", "bench-1", *arguments],
+        cwd=repository.root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+@pytest.mark.slow
+def test_run_stores_and_compares_with_the_newest_earlier_commit(repository):
+    write_suite(repository, "sum(range(1000 * size))")
+    first = repository.commit("first", date=START_S)
+    one = run(repository)
+
+    write_suite(repository, "sum(range(1000 * size)) if size == 1 else 1 / 0")
+    second = repository.commit("second", date=START_S + 60)
+    two = run(repository)
+
+    assert one.returncode == ExitCode.OK, one.stderr
+    assert "2 results new" in one.stdout
+    assert "nothing earlier was measured on this machine" in one.stdout
+    assert f"2 new of 2 cases ({first[:10]})" in one.stdout
+    assert two.returncode == ExitCode.FAILED, two.stderr
+    assert f"({first[:10]} → {second[:10]})" in two.stdout
+    assert two.stderr.splitlines()[-1] == (
+        f"ddtree-bench: failed: {second[:8]} suite.Case.time_case(2)"
+    )
+    assert "failed on the contender" in two.stdout
+
+
+@pytest.mark.slow
+def test_run_of_a_range_measures_each_commit(repository):
+    write_suite(repository, "sum(range(1000 * size))")
+    repository.commit("first", date=START_S)
+    commits = [repository.commit(f"{day}", date=START_S + day * 60) for day in (1, 2)]
+
+    done = run(repository, "--commits", "HEAD~2..HEAD", "--bench", "time_case")
+
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert f"2 new of 2 cases ({commits[0][:10]})" in done.stdout
+    assert f"({commits[0][:10]} → {commits[1][:10]})" in done.stdout
+
+
+def test_run_of_commits_that_do_not_exist_is_one_line(repository):
+    repository.commit("first")
+
+    done = run(repository, "--commits", "nowhere..HEAD")
+
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert not list(repository.root.glob("*.db"))
