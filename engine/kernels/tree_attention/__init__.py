@@ -22,7 +22,7 @@ Source: arXiv 2412.19437 §2.1.1 (latent rows), arXiv 2604.12989 (the tree).
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import BackendError
 from engine.kernels.op import Op
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["OP", "TreeAttentionCase", "tree_attention"]
+__all__ = ["OP", "TreeAttentionCase", "num_programs", "tree_attention"]
 
 
 def _run_serial(problem: Problem) -> None:
@@ -152,6 +152,22 @@ def tree_attention(
     if len(q):
         run(problem)
     return problem.out, problem.lse
+
+
+def num_programs(backend: str, **arguments: Any) -> int | None:  # noqa: ANN401 - of tree_attention
+    """Count the programs a call's row-reading kernel is launched with; None without a kernel.
+
+    Takes what `tree_attention` takes. Fewer programs than the device has SMs leave SMs idle.
+    """
+    if backend == "triton_serial":
+        from engine.kernels.tree_attention import triton_serial  # noqa: PLC0415 - see _BACKENDS
+
+        return triton_serial.num_programs(pose(**arguments))
+    if backend == "triton_split":
+        from engine.kernels.tree_attention import triton_split  # noqa: PLC0415 - see _BACKENDS
+
+        return triton_split.num_programs(pose(**arguments))
+    return None
 
 
 OP: Op[TreeAttentionCase] = Op(

@@ -249,8 +249,8 @@ CASES: tuple[TreeAttentionCase, ...] = (
     TreeAttentionCase("wide-value", "value wider than the rope part", (75, 9),
                       (bush(9, 10), chain(3)), value_dim=64, rope_dim=16, num_heads=5,
                       page_size=32),
-    TreeAttentionCase("production", "DeepSeek-V3 widths, 8 heads of a TP8 rank, 9 tokens", (101,),
+    TreeAttentionCase("production", "DeepSeek-V3 widths, 8 heads of a TP8 rank, 9 tokens", (40,),
                       (bush(9, 11),), num_heads=8, value_dim=512, rope_dim=64, page_size=1),
-    TreeAttentionCase("production-page128", "the same, whole tiles inside one page", (150,),
+    TreeAttentionCase("production-page128", "the same, whole tiles inside one page", (70,),
                       (bush(9, 12),), num_heads=8, value_dim=512, rope_dim=64, page_size=128),
 )  # fmt: skip

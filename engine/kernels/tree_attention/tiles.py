@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from engine.kernels.tree_attention.problem import Problem
 
 MIN_DIM = 16  # shortest operand of a matrix instruction
+BLOCK_TOKENS = 16  # fewest rows of a matrix instruction: trees of up to 16 tokens pad least
+BLOCK_KEYS = 32  # a tile of keys, one of values and the queries stay in 99 KB and 255 registers
+NUM_WARPS = 8  # four spill at D = 576
+NUM_STAGES = 1  # the exhibit loads a tile, uses it, loads the next
+MAX_TILE_ROW_BYTES = 1024  # of the value part of a row; wider rows get smaller tiles
+WIDE_SCORE_DIMS = 64  # and their scores are summed this many dims at a time
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -52,6 +58,25 @@ def check(problem: Problem, backend: str) -> None:
                 f"backend {backend}: expected {name} to be a power of two of at least {MIN_DIM}, "
                 f"got {size} (tiles are powers of two)"
             )
+
+
+def per_head(problem: Problem) -> dict[str, int]:
+    """Sizes of the tiles of the kernels that work on one head at a time, and their warps."""
+    wide = problem.value_dim * problem.q.element_size() > MAX_TILE_ROW_BYTES
+    return {
+        "BLOCK_TOKENS": BLOCK_TOKENS,
+        "BLOCK_KEYS": BLOCK_KEYS // 2 if wide else BLOCK_KEYS,
+        "VALUE_DIM": problem.value_dim,
+        "ROPE_DIM": problem.rope_dim,
+        "SCORE_DIMS": min(problem.value_dim, WIDE_SCORE_DIMS) if wide else problem.value_dim,
+        "num_warps": NUM_WARPS,
+        "num_stages": NUM_STAGES,
+    }
+
+
+def num_token_blocks(T: int) -> int:
+    """Blocks that T tree tokens are cut into."""
+    return -(-T // BLOCK_TOKENS)
 
 
 def on_device(problem: Problem) -> AbstractContextManager[object]:
@@ -109,22 +134,35 @@ def absorb(scores, values, peak, total, acc):
 
 @triton.jit
 def gather_and_absorb(
-    q_value, q_rope,  # [BLOCK_TOKENS, VALUE_DIM], [BLOCK_TOKENS, ROPE_DIM]
+    q_rows, token_live,  # pointers to the queries [BLOCK_TOKENS, 1], read where live
+    q_value, q_rope,  # the same queries [BLOCK_TOKENS, VALUE_DIM], [BLOCK_TOKENS, ROPE_DIM]
     rows_ptr, offsets, live,  # rows at rows_ptr + offsets [BLOCK_KEYS], read where live
     visible,  # [BLOCK_TOKENS, BLOCK_KEYS]
     scale,
     peak, total, acc,
-    VALUE_DIM: tl.constexpr, ROPE_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr, ROPE_DIM: tl.constexpr, SCORE_DIMS: tl.constexpr,
 ):  # fmt: skip
     """Fold one tile of rows: gathered as keys, then gathered again as values."""
     value_dims = tl.arange(0, VALUE_DIM)
     rope_dims = VALUE_DIM + tl.arange(0, ROPE_DIM)
-    keys = tl.load(rows_ptr + offsets[None, :] + value_dims[:, None], mask=live[None, :], other=0.0)
     keys_rope = tl.load(
         rows_ptr + offsets[None, :] + rope_dims[:, None], mask=live[None, :], other=0.0
     )
-    scores = tl.dot(q_value, keys, input_precision="ieee")
-    scores = tl.dot(q_rope, keys_rope, scores, input_precision="ieee")
+    scores = tl.dot(q_rope, keys_rope, input_precision="ieee")
+    if SCORE_DIMS == VALUE_DIM:
+        keys = tl.load(
+            rows_ptr + offsets[None, :] + value_dims[:, None], mask=live[None, :], other=0.0
+        )
+        scores = tl.dot(q_value, keys, scores, input_precision="ieee")
+    else:
+        # Whole rows of wide elements do not fit in registers: a few dims at a time.
+        for first_dim in range(0, VALUE_DIM, SCORE_DIMS):
+            dims = first_dim + tl.arange(0, SCORE_DIMS)
+            q_part = tl.load(q_rows + dims[None, :], mask=token_live[:, None], other=0.0)
+            keys = tl.load(
+                rows_ptr + offsets[None, :] + dims[:, None], mask=live[None, :], other=0.0
+            )
+            scores = tl.dot(q_part, keys, scores, input_precision="ieee")
     # Rows that are not live may hold NaN: they were loaded as 0 and weigh exp2(-inf) = 0.
     scores = tl.where(visible, scores * scale, -float("inf"))
     values = tl.load(
@@ -144,6 +182,7 @@ def walk(
     stride_q_token, stride_page, stride_row, stride_tree_row, stride_bits_token,
     PAGE_SIZE: tl.constexpr, HYBRID: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr, VALUE_DIM: tl.constexpr, ROPE_DIM: tl.constexpr,
+    SCORE_DIMS: tl.constexpr,
 ):  # fmt: skip
     """Attend the tokens to tiles [first_tile, last_tile): the committed ones, then the tree's."""
     token_live = tokens < tree_size
@@ -166,8 +205,8 @@ def walk(
         offsets = page_offsets(table_ptr, positions, live, stride_page, stride_row, PAGE_SIZE)
         visible = live[None, :] & token_live[:, None]
         peak, total, acc = gather_and_absorb(
-            q_value, q_rope, kv_ptr, offsets, live, visible, scale, peak, total, acc,
-            VALUE_DIM, ROPE_DIM,
+            q_rows, token_live, q_value, q_rope, kv_ptr, offsets, live, visible, scale,
+            peak, total, acc, VALUE_DIM, ROPE_DIM, SCORE_DIMS,
         )  # fmt: skip
 
     for tile in range(tl.maximum(first_tile, context_tiles), last_tile):
@@ -183,8 +222,8 @@ def walk(
                 table_ptr, context_len + columns, live, stride_page, stride_row, PAGE_SIZE
             )
         peak, total, acc = gather_and_absorb(
-            q_value, q_rope, rows_ptr, offsets, live, visible, scale, peak, total, acc,
-            VALUE_DIM, ROPE_DIM,
+            q_rows, token_live, q_value, q_rope, rows_ptr, offsets, live, visible, scale,
+            peak, total, acc, VALUE_DIM, ROPE_DIM, SCORE_DIMS,
         )  # fmt: skip
 
     # Rows that saw nothing: result 0, lse -inf, without a division by 0 or a logarithm of it.

@@ -21,11 +21,6 @@ from engine.kernels.tree_attention.problem import refuse_splits
 if TYPE_CHECKING:
     from engine.kernels.tree_attention.problem import Problem
 
-BLOCK_TOKENS = 16  # fewest rows of a matrix instruction: trees of up to 16 tokens pad least
-BLOCK_KEYS = 32  # keys and values of a tile fit in 99 KB beside the queries at D = 576 in bf16
-NUM_WARPS = 4
-NUM_STAGES = 1  # a second tile in flight does not fit
-
 
 @triton.jit
 def serial_kernel(
@@ -47,6 +42,7 @@ def serial_kernel(
     stride_lse_sequence, stride_lse_token, stride_lse_head,
     PAGE_SIZE: tl.constexpr, HYBRID: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr, VALUE_DIM: tl.constexpr, ROPE_DIM: tl.constexpr,
+    SCORE_DIMS: tl.constexpr,
 ):  # fmt: skip
     """Write out and lse of one block of tokens, for one head of one sequence."""
     sequence = tl.program_id(0).to(tl.int64)
@@ -63,6 +59,7 @@ def serial_kernel(
         tokens, context_len, tree_size, 0, num_tiles, scale,
         stride_q_token, stride_page, stride_row, stride_tree_row, stride_bits_token,
         PAGE_SIZE, HYBRID, BLOCK_TOKENS, BLOCK_KEYS, VALUE_DIM, ROPE_DIM,
+        SCORE_DIMS,
     )  # fmt: skip
 
     stored = tokens < T
@@ -81,7 +78,7 @@ def run(problem: Problem) -> None:
     N, T, H, _ = problem.q.shape
     tree, stride_tree_sequence, stride_tree_row = tiles.tree_rows(problem)
     with tiles.on_device(problem):
-        serial_kernel[(N, H, num_token_blocks(T))](
+        serial_kernel[(N, H, tiles.num_token_blocks(T))](
             problem.q, problem.kv_pages, problem.page_table, problem.context_lens,
             problem.ancestor_bits, problem.tree_sizes, tree, problem.out, problem.lse,
             T, problem.softmax_scale * tiles.LOG2_E.value,
@@ -92,12 +89,11 @@ def run(problem: Problem) -> None:
             *problem.out.stride()[:3],
             *problem.lse.stride(),
             PAGE_SIZE=problem.page_size, HYBRID=problem.tree_kv is not None,
-            BLOCK_TOKENS=BLOCK_TOKENS, BLOCK_KEYS=BLOCK_KEYS,
-            VALUE_DIM=problem.value_dim, ROPE_DIM=problem.rope_dim,
-            num_warps=NUM_WARPS, num_stages=NUM_STAGES,
+            **tiles.per_head(problem),
         )  # fmt: skip
 
 
-def num_token_blocks(T: int) -> int:
-    """Blocks that T tree tokens are cut into."""
-    return -(-T // BLOCK_TOKENS)
+def num_programs(problem: Problem) -> int:
+    """Programs of the launch; the context does not enter."""
+    N, T, H, _ = problem.q.shape
+    return N * H * tiles.num_token_blocks(T)

@@ -28,12 +28,9 @@ if TYPE_CHECKING:
 
     from engine.kernels.tree_attention.problem import Problem
 
-BLOCK_TOKENS = 16  # fewest rows of a matrix instruction: trees of up to 16 tokens pad least
-BLOCK_KEYS = 32  # keys and values of a tile fit in 99 KB beside the queries at D = 576 in bf16
-NUM_WARPS = 4
-NUM_STAGES = 1  # a second tile in flight does not fit
-PROGRAMS_PER_SM = 2  # resident at once at D = 576 in bf16; bound by shared memory
-MIN_SPLIT_ROWS = 2 * BLOCK_KEYS  # below this a split costs more in merging than it saves
+PROGRAMS_PER_SM = 1  # resident at once at D = 576 in bf16; bound by registers
+MIN_SPLIT_ROWS = 2 * tiles.BLOCK_KEYS  # below this a split costs more in merging than it saves
+MERGE_WARPS = 4
 BLOCK_SPLITS = 16  # partial rows a merging program has in flight
 INTERPRETER_SMS = 8  # stands in for the number of SMs where there is no device
 
@@ -56,6 +53,7 @@ def split_kernel(
     stride_tree_sequence, stride_tree_row,
     PAGE_SIZE: tl.constexpr, HYBRID: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr, VALUE_DIM: tl.constexpr, ROPE_DIM: tl.constexpr,
+    SCORE_DIMS: tl.constexpr,
 ):  # fmt: skip
     """Write the partial result of one split, for one block of tokens of one head."""
     sequence = (tl.program_id(0) // H).to(tl.int64)
@@ -76,6 +74,7 @@ def split_kernel(
         tokens, context_len, tree_size, first_tile, last_tile, scale,
         stride_q_token, stride_page, stride_row, stride_tree_row, stride_bits_token,
         PAGE_SIZE, HYBRID, BLOCK_TOKENS, BLOCK_KEYS, VALUE_DIM, ROPE_DIM,
+        SCORE_DIMS,
     )  # fmt: skip
 
     stored = tokens < T
@@ -156,20 +155,21 @@ def choose_num_splits(problem: Problem) -> int:
     same for every step of a captured graph and needs no length from the device.
     """
     N, T, H, _ = problem.q.shape
-    programs = N * H * num_token_blocks(T)
+    programs = N * H * tiles.num_token_blocks(T)
     filling = PROGRAMS_PER_SM * num_sms(problem.q.device) // programs
     return max(1, min(filling, problem.capacity // MIN_SPLIT_ROWS))
+
+
+def num_programs(problem: Problem) -> int:
+    """Programs of the launch that reads the rows, the merge left out."""
+    N, T, H, _ = problem.q.shape
+    return N * H * tiles.num_token_blocks(T) * (problem.num_splits or choose_num_splits(problem))
 
 
 def workspace_size(problem: Problem, num_splits: int) -> int:
     """Floats the partial results of a call take."""
     N, T, H, _ = problem.q.shape
     return num_splits * N * T * H * (problem.value_dim + 1)
-
-
-def num_token_blocks(T: int) -> int:
-    """Blocks that T tree tokens are cut into."""
-    return -(-T // BLOCK_TOKENS)
 
 
 @cache
@@ -202,7 +202,7 @@ def _launch_split(
 ) -> None:
     N, T, H, _ = problem.q.shape
     tree, stride_tree_sequence, stride_tree_row = tiles.tree_rows(problem)
-    split_kernel[(N * H, num_token_blocks(T), num_splits)](
+    split_kernel[(N * H, tiles.num_token_blocks(T), num_splits)](
         problem.q, problem.kv_pages, problem.page_table, problem.context_lens,
         problem.ancestor_bits, problem.tree_sizes, tree, partial_out, partial_lse,
         N, T, H, num_splits, problem.softmax_scale * tiles.LOG2_E.value,
@@ -211,9 +211,7 @@ def _launch_split(
         problem.page_table.stride(0), *problem.ancestor_bits.stride()[:2],
         stride_tree_sequence, stride_tree_row,
         PAGE_SIZE=problem.page_size, HYBRID=problem.tree_kv is not None,
-        BLOCK_TOKENS=BLOCK_TOKENS, BLOCK_KEYS=BLOCK_KEYS,
-        VALUE_DIM=problem.value_dim, ROPE_DIM=problem.rope_dim,
-        num_warps=NUM_WARPS, num_stages=NUM_STAGES,
+        **tiles.per_head(problem),
     )  # fmt: skip
 
 
@@ -228,5 +226,5 @@ def _launch_merge(
         T, H, N * T * H, num_splits,
         *problem.out.stride()[:3], *problem.lse.stride(),
         VALUE_DIM=problem.value_dim, BLOCK_ROWS=block_rows, BLOCK_SPLITS=BLOCK_SPLITS,
-        num_warps=NUM_WARPS,
+        num_warps=MERGE_WARPS,
     )  # fmt: skip
