@@ -161,10 +161,14 @@ def test_a_step_after_a_rewind_is_the_same_step(page_size):
     snapshot = engine.snapshot(batch)
 
     def run():
-        results = [engine.step(batch) for _ in range(4)]
+        draft_logits = []
+        results = []
+        for _ in range(4):
+            results.append(engine.step(batch))
+            draft_logits.append(engine.draft(batch))  # completes the context as the next step would
         rows = [batch.cache.gather(layer, s) for layer in range(2) for s in batch.seqs]
         states = [(s.token_ids[:], s.logprobs[:], s.commit_lengths[:]) for s in batch.sequences]
-        return results, rows, states
+        return results, [*draft_logits, *rows], states
 
     first = run()
     engine.rewind(batch, snapshot)
