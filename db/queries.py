@@ -8,7 +8,7 @@ which.
 from collections.abc import Sequence
 
 import pandas as pd
-from sqlalchemy import func, select
+from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from db.case_queries import case_results
@@ -161,8 +161,13 @@ def series(
     return frame
 
 
-def history(session: Session, series_id: int, *, include_dirty: bool = False) -> pd.DataFrame:
+def history(
+    session: Session, series_id: int, *, include_dirty: bool = False, main_only: bool = False
+) -> pd.DataFrame:
     """Give the results of a series in the order of its commits.
+
+    `main_only` leaves out commits that a repository knows to be off its main branch, such as
+    those of pull requests; a commit of which no repository told stays in.
 
     `order` counts commits from 0; results of one commit share it and follow their start.
     `epoch` numbers the runner environments by first appearance, so one that returns has its old
@@ -206,6 +211,10 @@ def history(session: Session, series_id: int, *, include_dirty: bool = False) ->
     )
     if not include_dirty:
         query = query.where(Result.dirty.is_(False))
+    if main_only:
+        query = query.where(
+            or_(Commit.branch.is_not(None), Commit.order_basis != OrderBasis.REPOSITORY)
+        )
     rows = session.execute(query.order_by(Result.started_at_ms, Result.id)).all()
     basis = _order_basis(rows)
     rows = _in_order(rows)

@@ -491,9 +491,19 @@ def test_a_repository_gives_order_subjects_authors_dates_and_its_main_branch(
     assert main["commit"].tolist() == [first, second, third]
     assert main["subject"].tolist() == ["first", "second: a\ttab", "third"]
     assert found[found["branch"].isna()]["commit"].tolist() == [side]
-    assert (
-        sizes(engine) == (ingest(engine, [tree.root], repository=repository.root), sizes(engine))[1]
-    )
+    with Session(engine) as session:
+        assert history(session, 1, main_only=True)["commit"].tolist() == [first, second, third]
+
+
+def test_a_second_look_at_the_same_repository_writes_nothing(engine, tree, tmp_path):
+    repository, first, *_ = commits_against_their_dates(tmp_path)
+    tree.benchmark().results({BENCHMARK: row()}, first)
+    ingest(engine, [tree.root], repository=repository.root)
+    before = sizes(engine)
+
+    ingest(engine, [tree.root], repository=repository.root)
+
+    assert sizes(engine) == before
 
 
 def test_the_current_folders_repository_is_used_where_it_has_the_commits(
