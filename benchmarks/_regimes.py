@@ -48,6 +48,15 @@ class StepAxes:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionAxes:
+    """The axes of `attention.TreeAttention`, in the order of its parameters."""
+
+    context_tokens: list[int]
+    page_sizes: list[int]
+    backends: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class TreeAxes:
     """The axes of the suites in `tree.py`."""
 
@@ -84,6 +93,22 @@ def step_axes(profile: Profile, device: str) -> StepAxes:
         page_sizes=[1, 16, 64] if full else [1, 16],
         commit_lengths=[1, 4, 8] if full else [1, 8],
         attention_backends=["reference"],
+    )
+
+
+def attention_axes(profile: Profile, device: str) -> AttentionAxes:
+    """Return the axes of the attention suite; backends that a device cannot run are left out."""
+    full = profile.name == "full"
+    if device == "cuda":
+        return AttentionAxes(
+            context_tokens=[1024, 32768, 65536, 131072, 189440] if full else [1024, 65536],
+            page_sizes=[1, 16, 64] if full else [1, 64],
+            backends=["triton_serial", "triton_split"],
+        )
+    return AttentionAxes(
+        context_tokens=[1024, 2048, 4096] if full else [1024, 4096],
+        page_sizes=[1, 16, 64] if full else [1, 64],
+        backends=["reference"],
     )
 
 

@@ -15,7 +15,7 @@ import atexit
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
@@ -47,6 +47,9 @@ class Clock(Protocol):
     def stop(self) -> float:
         """End the sample and return its seconds."""
 
+    def validity(self) -> tuple[str, ...]:
+        """Codes for what was wrong with the samples so far; empty if nothing was."""
+
 
 class WallClock:
     """Wall time of a body that talks to the host; on CUDA the device is idle at both ends."""
@@ -68,6 +71,10 @@ class WallClock:
         if self._synchronize is not None:
             self._synchronize()
         return time.perf_counter() - self._started_s
+
+    def validity(self) -> tuple[str, ...]:
+        """Nothing can be wrong with it."""
+        return ()
 
 
 @dataclass(slots=True)
@@ -194,7 +201,10 @@ class _Suite(ABC):
                 started_at=session.started_at,
                 ended_at=session.ended_at,
                 facts=session.facts,
-                telemetry=session.telemetry,
+                telemetry=replace(
+                    session.telemetry,
+                    validity=session.telemetry.validity + session.clock.validity(),
+                ),
                 ceilings=session.ceilings,
             )
         )

@@ -1,159 +1,181 @@
-"""Device time of queued work, free of the host's launch gap.
+"""Device time of one body without the launch gap, for bodies that never wait for the device.
 
-An event recorded, waited for and read around a launch also times the host: the device sits idle
-between the first event and the kernel. So a sample is queued as a whole behind a spin::
+An event recorded before the body and one after it also time the host: while Python enqueues the
+body, the device sits idle between the two, for as long as the kernels to be told apart take. So
+`start` first queues a kernel that only spins; behind it the event, the body and the second event
+pile up, and the device runs from the first event to the second without waiting for anybody::
 
-    host     spin  start  body            end   | wait
-    device   ~~~~~~~~~~~~~~~~~~~~~  start  body  end
-                                    └── seconds ──┘
+    host    spin · event ·  body enqueued   · event · wait
+    device  └──── spinning ───────────────────────┘ event │ body │ event
 
-When the host has queued `end`, `start` must still lie ahead of the device. If it does not, the body
-may have waited for the host: the sample is counted in `num_exposed` and the next spin is longer.
-Two events with nothing between them are some time apart, too: `overhead_s`, which is subtracted.
+The sample is *exposed* if the first event was reached before the second one was queued: then the
+device may have waited. The clock counts it, and spins twice as long from there on. A body that
+waits for the device itself (`.item()`, a copy to the host) is exposed whatever the spin: time it
+by the wall.
+
+What is left in a sample besides the body is what lies between two events with nothing between
+them, a constant of a microsecond or two that `overhead_s` measures; it is not subtracted.
+
+L2: a body that reads what it read in the last sample finds it in L2. `L2Flush` belongs into
+`reset`, outside the timed region, and its suite says so in its name (cold). The spin comes after
+it, and touches no memory.
 """
 
-import statistics
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import torch
 
-FIRST_SPIN_CYCLES: Final = 200_000  # 0.1 ms at 2 GHz
-MAX_SPIN_CYCLES: Final = 400_000_000  # 0.2 s: a body that takes longer to queue should be a graph
-HIDDEN_RUNS: Final = 5  # in a row, until a spin counts as long enough
-MARGIN: Final = 2  # times that spin, against a host that is slow for once
-OVERHEAD_SAMPLES: Final = 51
-FLUSH_BYTES: Final = 512 << 20  # several times the L2 of any card
+INITIAL_SPIN_S: Final = 200e-6  # enqueues a graph replay or a few launches with room to spare
+MAX_SPIN_S: Final = 0.05  # a body that takes longer to enqueue is no device case
+CALIBRATION_CYCLES: Final = 10_000_000  # a few milliseconds: launch gaps are nothing in it
+L2_MULTIPLE: Final = 4  # times its size written, so that nothing of the last sample survives
 
 
-class TimingError(Exception):
-    """A body that cannot be timed this way."""
+class ClockError(Exception):
+    """A clock that was stopped before it was started."""
 
 
-class Queue(Protocol):
-    """The stream a sample is queued on, with two events of its own."""
+class Mark(Protocol):
+    """A point in a device's queue."""
 
-    def spin(self, cycles: int) -> None:
-        """Queue a kernel that keeps the device busy for about `cycles` clock cycles."""
+    def reached(self) -> bool:
+        """Say whether the device has come this far, without waiting."""
 
-    def record_start(self) -> None:
-        """Queue the first event."""
+    def wait(self) -> None:
+        """Wait until the device has come this far."""
 
-    def record_end(self) -> None:
-        """Queue the second event."""
-
-    def reached_start(self) -> bool:
-        """Whether the device has passed the first event already."""
-
-    def wait_s(self) -> float:
-        """Wait for the second event and return the seconds between both."""
+    def seconds_until(self, later: "Mark") -> float:
+        """Return the device seconds from here to `later`; both must have been reached."""
 
 
-class CudaQueue:
-    """torch's current CUDA stream."""
+class DeviceQueue(Protocol):
+    """Work queued for a device, in order."""
 
-    def __init__(self) -> None:
-        self._start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self._end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    def spin(self, seconds: float) -> None:
+        """Queue a kernel that keeps the device busy for about this long."""
 
-    def spin(self, cycles: int) -> None:
-        """Queue torch's own spin kernel; it has no public one."""
-        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # noqa: SLF001
-
-    def record_start(self) -> None:
-        """Record on the current stream."""
-        self._start.record()
-
-    def record_end(self) -> None:
-        """Record on the current stream."""
-        self._end.record()
-
-    def reached_start(self) -> bool:
-        """Ask without waiting."""
-        return bool(self._start.query())  # type: ignore[no-untyped-call]
-
-    def wait_s(self) -> float:
-        """Block the host until the second event, then read their distance."""
-        self._end.synchronize()
-        return float(self._start.elapsed_time(self._end)) * 1e-3
+    def mark(self) -> Mark:
+        """Queue a mark."""
 
 
-class QueuedClock:
-    """Seconds the device needs for a body that only queues work.
-
-    Parameters
-    ----------
-    queue : Queue
-    body : callable
-        Run some times at first, to find a spin that hides its queueing.
-
-    Raises
-    ------
-    TimingError
-        No spin up to `MAX_SPIN_CYCLES` hides it.
-    """
+class DeviceClock:
+    """Clock of a `_Suite` whose body only queues work; see the module for what a sample is."""
 
     kind = "cuda_events"
 
-    def __init__(self, queue: Queue, body: Callable[[], object]) -> None:
+    def __init__(self, queue: DeviceQueue, *, spin_s: float = INITIAL_SPIN_S) -> None:
         self._queue = queue
-        self._spin_cycles = FIRST_SPIN_CYCLES
-        self.num_exposed = 0
-        self.overhead_s = 0.0
-        self.overhead_s = statistics.median(
-            self._run(lambda: None) for _ in range(OVERHEAD_SAMPLES)
-        )
-        self._lengthen_until_hidden(body)
-        self.num_exposed = 0
+        self._started: Mark | None = None
+        self.spin_s = spin_s
+        self.num_exposed = 0  # samples in which the device may have waited for the host
 
     def start(self) -> None:
-        """Queue the spin and the first event."""
-        self._queue.spin(self._spin_cycles)
-        self._queue.record_start()
+        """Queue the spin and the first mark."""
+        self._queue.spin(self.spin_s)
+        self._started = self._queue.mark()
 
     def stop(self) -> float:
-        """Queue the second event, wait for it, return the seconds between both less overhead."""
-        self._queue.record_end()
-        if self._queue.reached_start():
+        """Queue the second mark, wait for it and return the device seconds between the two."""
+        if self._started is None:
+            raise ClockError("device clock: expected start before stop, got stop")
+        started, self._started = self._started, None
+        ended = self._queue.mark()
+        if started.reached():
             self.num_exposed += 1
-            self._lengthen()
-        return self._queue.wait_s() - self.overhead_s
-
-    def _run(self, body: Callable[[], object]) -> float:
-        self.start()
-        body()
-        return self.stop()
-
-    def _lengthen_until_hidden(self, body: Callable[[], object]) -> None:
-        hidden = 0
-        while hidden < HIDDEN_RUNS:
-            exposed = self.num_exposed
-            self._run(body)
-            hidden = hidden + 1 if self.num_exposed == exposed else 0
-        self._spin_cycles = min(MARGIN * self._spin_cycles, MAX_SPIN_CYCLES)
-
-    def _lengthen(self) -> None:
-        if self._spin_cycles >= MAX_SPIN_CYCLES:
-            raise TimingError(
-                f"spin: expected a body queued within {MAX_SPIN_CYCLES} cycles, got one that takes "
-                "longer (capture it in a CUDA graph)"
-            )
-        self._spin_cycles = min(2 * self._spin_cycles, MAX_SPIN_CYCLES)
+            self.spin_s = min(2 * self.spin_s, MAX_SPIN_S)
+        ended.wait()
+        return started.seconds_until(ended)
 
 
-class ColdL2:
-    """Fills the L2 with rows of its own, so that the next body finds nothing of its inputs there.
+def settled_clock(
+    queue: DeviceQueue, body: Callable[[], object], *, most_runs: int = 16
+) -> DeviceClock:
+    """Return a clock whose spin hides the enqueue of `body`, found by running it.
 
-    It reads: a write would leave dirty lines, and the body would pay for writing them back.
+    After `most_runs` the clock is returned as it is; its `num_exposed` then tells.
     """
+    clock = DeviceClock(queue)
+    for _ in range(most_runs):
+        clock.num_exposed = 0
+        clock.start()
+        body()
+        clock.stop()
+        if not clock.num_exposed:
+            break
+    return clock
+
+
+def overhead_s(queue: DeviceQueue, *, num_samples: int = 50) -> float:
+    """Return the median seconds of an empty body: what every sample contains besides its body."""
+    clock = DeviceClock(queue)
+    samples_s = []
+    for _ in range(num_samples):
+        clock.start()
+        samples_s.append(clock.stop())
+    return sorted(samples_s)[num_samples // 2]
+
+
+class _CudaMark:
+    """A CUDA event with time."""
 
     def __init__(self) -> None:
-        from benchmarks._streaming_read import SPAN  # noqa: PLC0415 - needs Triton
+        self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self.event.record()
 
-        self._rows = torch.ones(FLUSH_BYTES // 4 // SPAN * SPAN, device="cuda")
+    def reached(self) -> bool:
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
 
-    def flush(self) -> None:
-        """Queue one read of more bytes than the L2 holds."""
-        from benchmarks._streaming_read import streaming_read  # noqa: PLC0415 - needs Triton
+    def wait(self) -> None:
+        self.event.synchronize()
 
-        streaming_read(self._rows)
+    def seconds_until(self, later: Mark) -> float:
+        if not isinstance(later, _CudaMark):
+            raise ClockError(f"mark: expected one of the same queue, got {type(later).__name__}")
+        return float(self.event.elapsed_time(later.event)) / 1e3
+
+
+class CudaQueue:
+    """The current stream of the current CUDA device."""
+
+    def __init__(self) -> None:
+        self._cycles_per_s = _calibrate()
+
+    def spin(self, seconds: float) -> None:
+        """Queue a kernel that counts clock cycles."""
+        torch.cuda._sleep(round(seconds * self._cycles_per_s))  # type: ignore[no-untyped-call]  # noqa: SLF001
+
+    def mark(self) -> Mark:
+        """Record an event."""
+        return _CudaMark()
+
+
+def _calibrate() -> float:
+    """Return cycles a second of the spinning kernel, at the clock of a device that is busy."""
+    rates = []
+    for _ in range(3):  # the first one finds the device asleep
+        before = _CudaMark()
+        torch.cuda._sleep(CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001
+        after = _CudaMark()
+        after.wait()
+        rates.append(CALIBRATION_CYCLES / before.seconds_until(after))
+    return max(rates)
+
+
+@dataclass(frozen=True, slots=True)
+class L2Flush:
+    """Writes more than L2 holds, so that the next body finds nothing of the last one there."""
+
+    scratch: torch.Tensor
+
+    @classmethod
+    def of_current_device(cls) -> "L2Flush":
+        """Make room for L2_MULTIPLE times the device's L2."""
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        size = L2_MULTIPLE * int(properties.L2_cache_size)
+        return cls(torch.empty(size, dtype=torch.uint8, device="cuda"))
+
+    def __call__(self) -> None:
+        """Queue the write; it ends before whatever is queued after it begins."""
+        self.scratch.zero_()

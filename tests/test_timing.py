@@ -1,53 +1,55 @@
-"""The queued clock on a simulated device: what it counts, what it subtracts, when it gives up."""
+"""The device clock on a device made of numbers, and against graph-amortised time on a GPU."""
 
-import re
-import shutil
 import statistics
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 
-from benchmarks._timing import MAX_SPIN_CYCLES, ColdL2, CudaQueue, QueuedClock, TimingError
+from benchmarks._timing import (
+    MAX_SPIN_S,
+    ClockError,
+    CudaQueue,
+    DeviceClock,
+    L2Flush,
+    overhead_s,
+    settled_clock,
+)
 
-CYCLE_S = 1e-9
-EVENT_GAP_S = 1.3e-6  # between two events with nothing between them
+EVENT_S = 1e-6  # the fake device takes this long to get past a mark
+MARK_S = 2e-6  # the fake host takes this long to queue anything
 
 
-class Simulation:
-    """A host and a device with clocks of their own; the device runs what the host has queued."""
+class FakeMark:
+    def __init__(self, machine, at_s):
+        self.machine, self.at_s = machine, at_s
+
+    def reached(self):
+        return self.machine.now_s >= self.at_s
+
+    def wait(self):
+        self.machine.now_s = max(self.machine.now_s, self.at_s)
+
+    def seconds_until(self, later):
+        return later.at_s - self.at_s
+
+
+class FakeMachine:
+    """A host that takes time to queue and a device that works off its queue in order."""
 
     def __init__(self):
-        self.host_s = self.device_s = self.start_s = self.end_s = 0.0
+        self.now_s = 0.0  # of the host
+        self.idle_from_s = 0.0  # when the device has nothing left to do
 
-    def queue(self, seconds):
-        self.device_s = max(self.device_s, self.host_s) + seconds
+    def run(self, seconds, *, enqueue_s=MARK_S):
+        self.now_s += enqueue_s
+        self.idle_from_s = max(self.idle_from_s, self.now_s) + seconds
 
-    def spin(self, cycles):
-        self.queue(cycles * CYCLE_S)
+    def spin(self, seconds):
+        self.run(seconds)
 
-    def record_start(self):
-        self.queue(0.0)
-        self.start_s = self.device_s
-
-    def record_end(self):
-        self.queue(EVENT_GAP_S)
-        self.end_s = self.device_s
-
-    def reached_start(self):
-        return self.host_s >= self.start_s
-
-    def wait_s(self):
-        self.host_s = max(self.host_s, self.end_s)
-        return self.end_s - self.start_s
-
-    def body(self, *, host_s, device_s):
-        self.host_s += host_s
-        self.queue(device_s)
+    def mark(self):
+        self.run(EVENT_S)
+        return FakeMark(self, self.idle_from_s)
 
 
 def sample(clock, body):
@@ -56,113 +58,124 @@ def sample(clock, body):
     return clock.stop()
 
 
-@pytest.mark.parametrize("host_s", [0.0, 90e-6, 3e-3])
-def test_a_sample_is_the_device_time_however_slow_the_host(host_s):
-    device = Simulation()
+def test_a_sample_is_device_time_however_slowly_it_is_enqueued():
+    machine = FakeMachine()
+    clock = DeviceClock(machine, spin_s=200e-6)
 
-    def body():
-        device.body(host_s=host_s, device_s=20e-6)
+    seconds = sample(clock, lambda: machine.run(20e-6, enqueue_s=150e-6))
 
-    clock = QueuedClock(device, body)
-
-    assert sample(clock, body) == pytest.approx(20e-6, rel=1e-6)
+    assert seconds == pytest.approx(20e-6 + EVENT_S)
     assert clock.num_exposed == 0
 
 
-def test_a_plain_event_pair_would_have_timed_the_host():
-    device = Simulation()
-    device.record_start()
-    device.body(host_s=90e-6, device_s=20e-6)
-    device.record_end()
+def test_without_a_spin_the_same_body_would_be_timed_with_its_launch_gap():
+    machine = FakeMachine()
+    clock = DeviceClock(machine, spin_s=0.0)
 
-    assert device.wait_s() > 4 * 20e-6
+    seconds = sample(clock, lambda: machine.run(20e-6, enqueue_s=150e-6))
+
+    assert seconds > 150e-6
+    assert clock.num_exposed == 1
 
 
-def test_an_exposed_sample_is_counted_and_the_next_one_hidden():
-    device = Simulation()
-    clock = QueuedClock(device, lambda: device.body(host_s=90e-6, device_s=20e-6))
+def test_an_exposed_sample_lengthens_the_next_spin_up_to_a_limit():
+    machine = FakeMachine()
+    clock = DeviceClock(machine, spin_s=1e-3)
 
-    slow = sample(clock, lambda: device.body(host_s=600e-6, device_s=20e-6))
-    after = sample(clock, lambda: device.body(host_s=600e-6, device_s=20e-6))
+    for _ in range(10):
+        sample(clock, lambda: machine.run(1e-6, enqueue_s=1.0))
+
+    assert clock.num_exposed == 10
+    assert clock.spin_s == MAX_SPIN_S
+
+
+def test_a_settled_clock_exposes_no_sample_of_its_body():
+    machine = FakeMachine()
+
+    def body():
+        machine.run(20e-6, enqueue_s=3e-3)
+
+    clock = settled_clock(machine, body)
+
+    assert clock.num_exposed == 0
+    assert sample(clock, body) == pytest.approx(20e-6 + EVENT_S)
+
+
+def test_a_body_that_waits_for_the_device_is_never_called_hidden():
+    machine = FakeMachine()
+
+    def body():
+        machine.run(20e-6)
+        machine.now_s = max(machine.now_s, machine.idle_from_s)
+
+    clock = settled_clock(machine, body, most_runs=12)
 
     assert clock.num_exposed == 1
-    assert slow > 25e-6
-    assert after == pytest.approx(20e-6, rel=1e-6)
+    assert clock.spin_s == MAX_SPIN_S
 
 
-def test_a_body_that_no_spin_hides_is_refused():
-    device = Simulation()
-
-    with pytest.raises(TimingError, match="capture it in a CUDA graph"):
-        QueuedClock(
-            device, lambda: device.body(host_s=2 * MAX_SPIN_CYCLES * CYCLE_S, device_s=20e-6)
-        )
+def test_overhead_is_what_an_empty_body_takes():
+    assert overhead_s(FakeMachine()) == pytest.approx(EVENT_S)
 
 
-@triton.jit
-def arithmetic(out, rounds, lanes: tl.constexpr):
-    value = tl.arange(0, lanes).to(tl.float32)
-    for _ in range(rounds):
-        value = value * 0.999 + 0.5
-    tl.store(out + tl.program_id(0) * lanes + tl.arange(0, lanes), value)
+def test_a_clock_that_was_not_started_cannot_stop():
+    clock = DeviceClock(FakeMachine())
+    sample(clock, lambda: None)
+
+    with pytest.raises(ClockError, match="expected start before stop"):
+        clock.stop()
 
 
-def launch(rounds):
-    out = torch.empty(132, 128, device="cuda")
-    return lambda: arithmetic[(132,)](out, rounds, lanes=128, num_warps=4)
+gpu = pytest.mark.gpu
+no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
-def about_20_us(rounds=4096):
-    """Return a kernel of about 20 us, whose time no cache decides."""
-    body = launch(rounds)
-    body()
-    clock = QueuedClock(CudaQueue(), body)
-    once_s = statistics.median(sample(clock, body) for _ in range(21))
-    return round(rounds * 20e-6 / once_s)
-
-
-@pytest.mark.gpu
-def test_a_20_us_kernel_is_timed_within_5_percent_of_ncu():
-    ncu = shutil.which("ncu")
-    assert ncu, "expected Nsight Compute's ncu on the path, found none"
-    rounds = about_20_us()
-    body = launch(rounds)
-    clock = QueuedClock(CudaQueue(), body)
-    ours_us = 1e6 * statistics.median(sample(clock, body) for _ in range(101))
-
-    report = subprocess.run(
-        [ncu, "--clock-control", "none", "--cache-control", "none", "-k", "arithmetic",
-         "--metrics", "gpu__time_duration.sum", sys.executable, __file__, str(rounds)],
-        cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    times = re.findall(r"gpu__time_duration.sum\s+(\S+)\s+([\d.,]+)", report)
-    scale = {"ns": 1e-3, "us": 1.0, "usecond": 1.0, "nsecond": 1e-3}
-    ncu_us = statistics.median(scale[unit] * float(value) for unit, value in times)
-
-    sys.stderr.write(f"\nours {ours_us:.2f} us, ncu {ncu_us:.2f} us, {len(times)} launches\n")
-    assert 15 < ncu_us < 25
-    assert abs(ours_us / ncu_us - 1) < 0.05
-
-
-@pytest.mark.gpu
-def test_a_cold_body_pays_for_its_reads():
-    rows = torch.ones(4 << 20, device="cuda")
-    body = rows.sum
-    clock, cold = QueuedClock(CudaQueue(), body), ColdL2()
-
-    def median_s(*, flush):
-        times = []
-        for _ in range(31):
-            if flush:
-                cold.flush()
-            times.append(sample(clock, body))
-        return statistics.median(times)
-
-    assert median_s(flush=True) > 1.1 * median_s(flush=False)
-
-
-if __name__ == "__main__":
-    run = launch(int(sys.argv[1]))
-    for _ in range(20):
-        run()
+def graph_of(body, num_runs):
+    """Capture `num_runs` runs of the body in one graph."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        body()
     torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(num_runs):
+            body()
+    return graph
+
+
+@gpu
+@no_gpu
+def test_a_kernel_of_twenty_microseconds_is_timed_within_five_percent():
+    data = torch.zeros(8 << 20, device="cuda")  # fits in L2: the same time every run
+
+    def body():
+        data.add_(1.0)
+
+    queue, num_runs = CudaQueue(), 500
+    many = graph_of(body, num_runs)
+    one = graph_of(body, 1)
+    clock = settled_clock(queue, one.replay)
+    amortised_s = statistics.median(sample(clock, many.replay) for _ in range(9)) / num_runs
+
+    clock.num_exposed = 0
+    alone_s = statistics.median(sample(clock, one.replay) for _ in range(101))
+
+    assert clock.num_exposed == 0
+    assert 5e-6 < amortised_s < 60e-6
+    assert alone_s == pytest.approx(amortised_s, rel=0.05)
+
+
+@gpu
+@no_gpu
+def test_a_flush_leaves_nothing_of_the_last_sample_in_l2():
+    data = torch.zeros(4 << 20, device="cuda")
+    flush, clock = L2Flush.of_current_device(), DeviceClock(CudaQueue())
+
+    def cold():
+        flush()
+        return sample(clock, data.sum)
+
+    warm_s = statistics.median(sample(clock, data.sum) for _ in range(21))
+    cold_s = statistics.median(cold() for _ in range(21))
+
+    assert cold_s > 1.1 * warm_s

@@ -15,6 +15,8 @@ import torch
 
 from engine.errors import BackendError, ShapeError
 from engine.kernels import OPS, tree_attention
+from engine.kernels.tree_attention import TreeAttentionCase, num_programs
+from engine.kernels.tree_attention.cases import bush, inputs
 
 OP = OPS["tree_attention"]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -288,3 +290,13 @@ def test_cost_counts_every_row_once_and_every_visible_pair():
     assert cost.kv_bytes == (10 + 3) * 32 * 2
     assert cost.bytes == cost.kv_bytes + 3 * 2 * ((32 + 16) * 2 + 4) + 4 * 1
     assert cost.flops == 2 * (10 * 3 + (1 + 2 + 2)) * 2 * (32 + 16)
+
+
+@pytest.mark.parametrize(
+    ("backend", "num_splits", "programs"),
+    [("reference", None, None), ("triton_serial", None, 8), ("triton_split", 33, 264)],
+)
+def test_programs_of_the_incidents_shape_are_counted(backend, num_splits, programs):
+    case = TreeAttentionCase("", "", context_lens=(300,), trees=(bush(9, 0),), num_heads=8)
+
+    assert num_programs(backend, **inputs(case), num_splits=num_splits) == programs

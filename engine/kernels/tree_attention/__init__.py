@@ -58,6 +58,10 @@ _BACKENDS: dict[str, Callable[[Problem], None]] = {
     "triton_split": _run_split,
 }
 
+_OPTIONS: dict[str, Any] = dict.fromkeys(
+    ("tree_kv", "kv_scales", "num_splits", "out", "lse", "workspace")
+)
+
 
 def tree_attention(
     q: Tensor,
@@ -154,7 +158,7 @@ def tree_attention(
     return problem.out, problem.lse
 
 
-def num_programs(backend: str, **arguments: Any) -> int | None:  # noqa: ANN401 - of tree_attention
+def num_programs(backend: str, **arguments: Any) -> int | None:
     """Count the programs a call's row-reading kernel is launched with; None without a kernel.
 
     Takes what `tree_attention` takes. Fewer programs than the device has SMs leave SMs idle.
@@ -162,11 +166,11 @@ def num_programs(backend: str, **arguments: Any) -> int | None:  # noqa: ANN401 
     if backend == "triton_serial":
         from engine.kernels.tree_attention import triton_serial  # noqa: PLC0415 - see _BACKENDS
 
-        return triton_serial.num_programs(pose(**arguments))
+        return triton_serial.num_programs(pose(**(_OPTIONS | arguments)))
     if backend == "triton_split":
         from engine.kernels.tree_attention import triton_split  # noqa: PLC0415 - see _BACKENDS
 
-        return triton_split.num_programs(pose(**arguments))
+        return triton_split.num_programs(pose(**(_OPTIONS | arguments)))
     return None
 
 
