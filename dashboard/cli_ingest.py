@@ -6,12 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from db.ingest import ingest as ingest_trees
 
 from dashboard.cli_base import App, json_option, pass_app, print_json
 from dashboard.cli_exit import RefusedResultsError
 from dashboard.terminal import console, print_report
 from db.cases import jsonable
+from db.ingest import ingest as ingest_trees
 
 
 @click.command()
