@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from dashboard.cli import main
+from dashboard.cli_exit import ExitCode
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / ".github" / "workflows"
@@ -114,6 +115,32 @@ def test_one_job_uses_the_gpu_at_a_time():
     (job,) = jobs("bench.yml")
 
     assert job["concurrency"] == {"group": "gpu-blackwell", "cancel-in-progress": False}
+
+
+def test_base_that_fails_does_not_keep_the_head_from_being_measured(tmp_path):
+    (script,) = [script for script in scripts("bench.yml") if "merge-base" in script]
+    tool = tmp_path / ".venv" / "bin" / "ddtree-bench"
+    tool.parent.mkdir(parents=True)
+    tool.write_text(
+        '#!/bin/sh\necho "$@" >> calls\ncase "$*" in *base^!) exit 4;; compare*) exit 3;; esac\n'
+    )
+    git = tmp_path / "git"
+    git.write_text("#!/bin/sh\necho base\n")
+    for program in (tool, git):
+        program.chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "HEAD": "head",
+        "TARGET": "main",
+        "MACHINE": "m",
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"),
+    }
+
+    done = subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=environment, check=False)
+
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert [call.split()[-1] for call in calls] == ["base^!", "head^!", "--markdown"]
+    assert done.returncode == ExitCode.FAILED
 
 
 def test_shared_database_is_handed_to_main_only():
