@@ -16,9 +16,9 @@ by the wall.
 What is left in a sample besides the body is what lies between two events with nothing between
 them, a constant of a microsecond or two that `overhead_s` measures; it is not subtracted.
 
-L2: a body that reads what it read in the last sample finds it in L2. `L2Flush` belongs into
-`reset`, outside the timed region, and its suite says so in its name (cold). The spin comes after
-it, and touches no memory.
+Caches: a body that reads what it read in the last sample finds it in L2. `CacheFlush` belongs
+into `reset`, outside the timed region, and its benchmark says so in its name (cold). The spin
+comes after it, and touches no memory.
 """
 
 from collections.abc import Callable
@@ -31,6 +31,7 @@ INITIAL_SPIN_S: Final = 200e-6  # enqueues a graph replay or a few launches with
 MAX_SPIN_S: Final = 0.05  # a body that takes longer to enqueue is no device case
 CALIBRATION_CYCLES: Final = 10_000_000  # a few milliseconds: launch gaps are nothing in it
 L2_MULTIPLE: Final = 4  # times its size written, so that nothing of the last sample survives
+CPU_FLUSH_BYTES: Final = 64 << 20  # a CPU does not say what its last level holds for one core
 
 
 class ClockError(Exception):
@@ -88,6 +89,10 @@ class DeviceClock:
         ended.wait()
         return started.seconds_until(ended)
 
+    def validity(self) -> tuple[str, ...]:
+        """Say whether the device may have waited for the host in some sample."""
+        return ("exposed_enqueue",) if self.num_exposed else ()
+
 
 def settled_clock(
     queue: DeviceQueue, body: Callable[[], object], *, most_runs: int = 16
@@ -144,11 +149,16 @@ class CudaQueue:
 
     def spin(self, seconds: float) -> None:
         """Queue a kernel that counts clock cycles."""
-        torch.cuda._sleep(round(seconds * self._cycles_per_s))  # type: ignore[no-untyped-call]  # noqa: SLF001
+        _spin_cycles(round(seconds * self._cycles_per_s))
 
     def mark(self) -> Mark:
         """Record an event."""
         return _CudaMark()
+
+
+def _spin_cycles(cycles: int) -> None:
+    """Queue torch's kernel that waits for the clock; torch has no public one."""
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]  # noqa: SLF001
 
 
 def _calibrate() -> float:
@@ -156,7 +166,7 @@ def _calibrate() -> float:
     rates = []
     for _ in range(3):  # the first one finds the device asleep
         before = _CudaMark()
-        torch.cuda._sleep(CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]  # noqa: SLF001
+        _spin_cycles(CALIBRATION_CYCLES)
         after = _CudaMark()
         after.wait()
         rates.append(CALIBRATION_CYCLES / before.seconds_until(after))
@@ -164,17 +174,19 @@ def _calibrate() -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class L2Flush:
-    """Writes more than L2 holds, so that the next body finds nothing of the last one there."""
+class CacheFlush:
+    """Writes more than the caches hold, so that the next body finds nothing of the last there."""
 
     scratch: torch.Tensor
 
     @classmethod
-    def of_current_device(cls) -> "L2Flush":
-        """Make room for L2_MULTIPLE times the device's L2."""
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        size = L2_MULTIPLE * int(properties.L2_cache_size)
-        return cls(torch.empty(size, dtype=torch.uint8, device="cuda"))
+    def of(cls, device: str) -> "CacheFlush":
+        """Make room for several times the L2 of a CUDA device, or the last level of a CPU."""
+        size = CPU_FLUSH_BYTES
+        if device == "cuda":
+            properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+            size = L2_MULTIPLE * int(properties.L2_cache_size)
+        return cls(torch.empty(size, dtype=torch.uint8, device=device))
 
     def __call__(self) -> None:
         """Queue the write; it ends before whatever is queued after it begins."""

@@ -1,75 +1,99 @@
-"""Tree attention of one layer at the shape one of eight ranks sees of Kimi K2.6.
+"""Tree attention alone: one layer of the verify pass, over context, backend and page size.
 
-8 heads, a tree of 9 tokens, latent rows of 576 elements (512 + 64), one sequence, pages in shuffled
-order; bfloat16 on CUDA, float32 on a CPU. The cache is cold before every sample.
+The shape is that of one rank of Kimi K2.6 under TP8: 8 heads, a tree of 9 tokens, latent rows of
+576 elements. On CUDA the body is the replay of a graph in bfloat16, timed between two events
+without the launch gap; on a CPU it is the reference in float32, timed by the wall. Pages are
+shuffled. Before every sample the caches are flushed: cold.
 """
 
-from typing import ClassVar, Final
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, Final
 
 import torch
 
-from benchmarks._regimes import DEVICE, PROFILE, attention_axes
+from benchmarks._regimes import DEVICE, PROFILE, Axis
 from benchmarks._suite import CaseFacts, Clock, _Suite
-from benchmarks._timing import ColdCache, CudaQueue, QueuedClock
-from engine.kernels import OPS
-from engine.kernels.tree_attention import TreeAttentionCase, num_programs, tree_attention
+from benchmarks._timing import CacheFlush, CudaQueue, settled_clock
+from engine.kernels import OPS, TreeAttentionCase, launched_programs
 
-PARENTS: Final = (-1, 0, 1, 2, 0, 4, 5, 1, 7)  # golden tree G1: three branches, four deep
 NUM_HEADS: Final = 8
+TREE: Final = (-1, 0, 0, 1, 1, 2, 3, 4, 6)  # parents of 9 tokens, root first
 VALUE_DIM: Final = 512
 ROPE_DIM: Final = 64
 DTYPE: Final = torch.bfloat16 if DEVICE == "cuda" else torch.float32
-AXES = attention_axes(PROFILE, DEVICE)
+OP: Final = OPS["tree_attention"]
+
+
+def _axes() -> tuple[list[int], list[str], list[int]]:
+    """Contexts, backends and page sizes of the profile; those of `quick` are among `full`'s."""
+    full = PROFILE.name == "full"
+    if DEVICE == "cuda":
+        contexts = [1024, 4096, 16384, 65536, 131072, 189440] if full else [1024, 65536, 189440]
+        return contexts, ["triton_serial", "triton_split"], [1, 16, 64] if full else [1]
+    contexts = [1024, 2048, 4096, 8192, 16384] if full else [1024, 4096, 16384]
+    return contexts, ["reference"], [1, 16, 64] if full else [1, 64]
 
 
 class TreeAttention(_Suite):
-    """One call over a committed prefix of `context_tokens` rows and the tree's own rows."""
+    """Attend 9 tree tokens to `context_tokens` committed rows and to their ancestors."""
 
     version = "1"
-    params: ClassVar[tuple[list[int], list[int], list[str]]] = (
-        AXES.context_tokens,
-        AXES.page_sizes,
-        AXES.backends,
-    )
-    param_names: ClassVar[list[str]] = ["context_tokens", "page_size", "attention_backend"]
+    params: ClassVar[tuple[Axis, ...]] = _axes()
+    param_names: ClassVar[list[str]] = ["context_tokens", "attention_backend", "page_size"]
 
-    def build(self, context_tokens: int, page_size: int, attention_backend: str) -> None:
+    def build(self, context_tokens: int, attention_backend: str, page_size: int) -> None:
         self.case = TreeAttentionCase(
-            name="kimi-k2.6-tp8",
-            reason="the shape of the incident",
+            name="benchmark",
+            reason="one layer of a TP8 rank's verify pass",
             context_lens=(context_tokens,),
-            trees=(PARENTS,),
+            trees=(TREE,),
             num_heads=NUM_HEADS,
             value_dim=VALUE_DIM,
             rope_dim=ROPE_DIM,
             page_size=page_size,
         )
-        self.inputs = OPS["tree_attention"].inputs(self.case, device=DEVICE, dtype=DTYPE)
-        out, lse = tree_attention(**self.inputs, backend=attention_backend)
-        self.inputs |= {"out": out, "lse": lse}
         self.backend = attention_backend
-        self.cache = ColdCache(DEVICE)
+        self.arguments = OP.inputs(self.case, device=DEVICE, dtype=DTYPE)
+        self.flush = CacheFlush.of(DEVICE)
+        call = partial(OP.implementations[attention_backend], **self.arguments)
+        self.body = _captured(call) if DEVICE == "cuda" else call
 
     def reset(self) -> None:
-        self.cache.flush()
+        self.flush()
 
     def make_clock(self) -> Clock:
-        """Return the device's own time; on a CPU the body is all there is."""
-        if DEVICE == "cpu":
-            return super().make_clock()
-        return QueuedClock(CudaQueue(), lambda: tree_attention(**self.inputs, backend=self.backend))
+        """Return the clock that leaves the launch gap out; on a CPU there is none."""
+        if DEVICE == "cuda":
+            return settled_clock(CudaQueue(), self.body)
+        return super().make_clock()
 
     def facts(self) -> CaseFacts:
-        """Say what the call must move and compute, and how many programs share the work."""
-        cost = OPS["tree_attention"].cost(self.case, itemsize=DTYPE.itemsize)
+        """Say what one call must move and compute, and how many programs do it."""
+        cost = OP.cost(self.case, itemsize=DTYPE.itemsize)
+        programs = None
+        if self.backend != "reference":
+            programs = launched_programs(**self.arguments, backend=self.backend)
         return CaseFacts(
             context_tokens=self.case.context_lens[0],
             bytes=cost.bytes,
             kv_bytes=cost.kv_bytes,
             flops=cost.flops,
-            programs=num_programs(self.backend, **self.inputs),
+            programs=programs,
         )
 
-    def time_cold(self, context_tokens: int, page_size: int, attention_backend: str) -> None:
-        del context_tokens, page_size
-        tree_attention(**self.inputs, backend=attention_backend)
+    def time_cold(self, context_tokens: int, attention_backend: str, page_size: int) -> None:
+        del context_tokens, attention_backend, page_size
+        self.body()
+
+
+def _captured(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Capture the call in a CUDA graph and return its replay; the graph owns the results."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        call()  # compiles outside the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay

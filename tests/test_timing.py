@@ -7,10 +7,10 @@ import torch
 
 from benchmarks._timing import (
     MAX_SPIN_S,
+    CacheFlush,
     ClockError,
     CudaQueue,
     DeviceClock,
-    L2Flush,
     overhead_s,
     settled_clock,
 )
@@ -76,6 +76,7 @@ def test_without_a_spin_the_same_body_would_be_timed_with_its_launch_gap():
 
     assert seconds > 150e-6
     assert clock.num_exposed == 1
+    assert clock.validity() == ("exposed_enqueue",)
 
 
 def test_an_exposed_sample_lengthens_the_next_spin_up_to_a_limit():
@@ -97,7 +98,7 @@ def test_a_settled_clock_exposes_no_sample_of_its_body():
 
     clock = settled_clock(machine, body)
 
-    assert clock.num_exposed == 0
+    assert clock.validity() == ()
     assert sample(clock, body) == pytest.approx(20e-6 + EVENT_S)
 
 
@@ -167,9 +168,9 @@ def test_a_kernel_of_twenty_microseconds_is_timed_within_five_percent():
 
 @gpu
 @no_gpu
-def test_a_flush_leaves_nothing_of_the_last_sample_in_l2():
+def test_a_flush_leaves_nothing_of_the_last_sample_in_the_cache():
     data = torch.zeros(4 << 20, device="cuda")
-    flush, clock = L2Flush.of_current_device(), DeviceClock(CudaQueue())
+    flush, clock = CacheFlush.of("cuda"), DeviceClock(CudaQueue())
 
     def cold():
         flush()

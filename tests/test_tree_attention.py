@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from engine.errors import BackendError, ShapeError
-from engine.kernels import OPS, tree_attention
+from engine.kernels import OPS, launched_programs, tree_attention
 from engine.kernels.tree_attention import TreeAttentionCase, num_programs
 from engine.kernels.tree_attention.cases import bush, inputs
 
@@ -260,6 +260,16 @@ def test_a_workspace_that_is_too_small_is_refused():
 
     with pytest.raises(ShapeError, match=r"workspace: expected at least 102 .* got 101"):
         OP.implementations["triton_split"](**arguments, num_splits=3, workspace=torch.empty(101))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs a place where Triton runs")
+def test_launched_programs_are_counted_for_the_kernel_that_reads_the_rows():
+    arguments = OP.inputs(CASES["word-edge"])  # 3 sequences, 2 heads, 33 tokens in blocks of 16
+
+    assert launched_programs(**arguments, backend="triton_serial") == 3 * 2 * 3
+    assert launched_programs(**arguments, backend="triton_split", num_splits=5) == 3 * 2 * 3 * 5
+    with pytest.raises(BackendError, match="got 'reference'"):
+        launched_programs(**arguments, backend="reference")
 
 
 if not INTERPRETED:

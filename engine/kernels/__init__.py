@@ -10,8 +10,17 @@ from typing import Any
 
 from engine.kernels.op import Case, Cost, Op, Tolerance
 from engine.kernels.tree_attention import OP as _TREE_ATTENTION
-from engine.kernels.tree_attention import tree_attention
+from engine.kernels.tree_attention import TreeAttentionCase, launched_programs, tree_attention
 
 OPS: dict[str, Op[Any]] = {op.name: op for op in (_TREE_ATTENTION,)}
 
-__all__ = ["OPS", "Case", "Cost", "Op", "Tolerance", "tree_attention"]
+__all__ = [
+    "OPS",
+    "Case",
+    "Cost",
+    "Op",
+    "Tolerance",
+    "TreeAttentionCase",
+    "launched_programs",
+    "tree_attention",
+]

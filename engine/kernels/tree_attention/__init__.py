@@ -50,12 +50,28 @@ def _run_split(problem: Problem) -> None:
     triton_split.run(problem)
 
 
+def _serial_programs(problem: Problem) -> int:
+    from engine.kernels.tree_attention import triton_serial  # noqa: PLC0415 - see _BACKENDS
+
+    return triton_serial.programs(problem)
+
+
+def _split_programs(problem: Problem) -> int:
+    from engine.kernels.tree_attention import triton_split  # noqa: PLC0415 - see _BACKENDS
+
+    return triton_split.programs(problem)
+
+
 # Triton is imported by the first call that asks for it: it takes a good part of a second, and
 # where there is no Triton the reference works without it.
 _BACKENDS: dict[str, Callable[[Problem], None]] = {
     "reference": _run_reference,
     "triton_serial": _run_serial,
     "triton_split": _run_split,
+}
+_PROGRAMS: dict[str, Callable[[Problem], int]] = {
+    "triton_serial": _serial_programs,
+    "triton_split": _split_programs,
 }
 
 _OPTIONS: dict[str, Any] = dict.fromkeys(
@@ -172,6 +188,23 @@ def num_programs(backend: str, **arguments: Any) -> int | None:
 
         return triton_split.num_programs(pose(**(_OPTIONS | arguments)))
     return None
+
+
+def launched_programs(q: Tensor, *operands: Tensor, backend: str, **arguments: Any) -> int:
+    """Count the programs of the kernel that reads the rows, for a call with these arguments.
+
+    Against the number of SMs it says whether a launch can fill the device at all. The reference
+    has no such kernel, which is a BackendError.
+    """
+    count = _PROGRAMS.get(backend)
+    if count is None:
+        raise BackendError(
+            f"launched programs: expected one of {', '.join(_PROGRAMS)}, got {backend!r}"
+        )
+    options: dict[str, Any] = dict.fromkeys(
+        ("kv_scales", "num_splits", "tree_kv", "out", "lse", "workspace")
+    )
+    return count(pose(q, *operands, **(options | arguments)))
 
 
 OP: Op[TreeAttentionCase] = Op(

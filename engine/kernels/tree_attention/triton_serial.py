@@ -97,3 +97,9 @@ def num_programs(problem: Problem) -> int:
     """Programs of the launch; the context does not enter."""
     N, T, H, _ = problem.q.shape
     return N * H * tiles.num_token_blocks(T)
+
+
+def programs(problem: Problem) -> int:
+    """Programs of the launch."""
+    N, T, H, _ = problem.q.shape
+    return N * H * tiles.num_token_blocks(T)

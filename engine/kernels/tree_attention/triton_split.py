@@ -166,6 +166,13 @@ def num_programs(problem: Problem) -> int:
     return N * H * tiles.num_token_blocks(T) * (problem.num_splits or choose_num_splits(problem))
 
 
+def programs(problem: Problem) -> int:
+    """Programs of the launch that reads the rows."""
+    N, T, H, _ = problem.q.shape
+    num_splits = problem.num_splits or choose_num_splits(problem)
+    return N * H * tiles.num_token_blocks(T) * num_splits
+
+
 def workspace_size(problem: Problem, num_splits: int) -> int:
     """Floats the partial results of a call take."""
     N, T, H, _ = problem.q.shape
