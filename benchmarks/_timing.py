@@ -30,7 +30,7 @@ import torch
 INITIAL_SPIN_S: Final = 200e-6  # enqueues a graph replay or a few launches with room to spare
 MAX_SPIN_S: Final = 0.05  # a body that takes longer to enqueue is no device case
 CALIBRATION_CYCLES: Final = 10_000_000  # a few milliseconds: launch gaps are nothing in it
-L2_MULTIPLE: Final = 4  # times its size written, so that nothing of the last sample survives
+L2_MULTIPLE: Final = 4  # times its size read, so that nothing of the last sample survives
 CPU_FLUSH_BYTES: Final = 64 << 20  # a CPU does not say what its last level holds for one core
 
 
@@ -66,8 +66,11 @@ class DeviceClock:
 
     kind = "cuda_events"
 
-    def __init__(self, queue: DeviceQueue, *, spin_s: float = INITIAL_SPIN_S) -> None:
+    def __init__(
+        self, queue: DeviceQueue, *, spin_s: float = INITIAL_SPIN_S, overhead_s: float = 0.0
+    ) -> None:
         self._queue = queue
+        self._overhead_s = overhead_s  # of two marks with nothing between them; subtracted
         self._started: Mark | None = None
         self.spin_s = spin_s
         self.num_exposed = 0  # samples in which the device may have waited for the host
@@ -87,7 +90,7 @@ class DeviceClock:
             self.num_exposed += 1
             self.spin_s = min(2 * self.spin_s, MAX_SPIN_S)
         ended.wait()
-        return started.seconds_until(ended)
+        return started.seconds_until(ended) - self._overhead_s
 
     def validity(self) -> tuple[str, ...]:
         """Say whether the device may have waited for the host in some sample."""
@@ -101,7 +104,7 @@ def settled_clock(
 
     After `most_runs` the clock is returned as it is; its `num_exposed` then tells.
     """
-    clock = DeviceClock(queue)
+    clock = DeviceClock(queue, overhead_s=overhead_s(queue))
     for _ in range(most_runs):
         clock.num_exposed = 0
         clock.start()
@@ -113,7 +116,7 @@ def settled_clock(
 
 
 def overhead_s(queue: DeviceQueue, *, num_samples: int = 50) -> float:
-    """Return the median seconds of an empty body: what every sample contains besides its body."""
+    """Return the median seconds of an empty body: what lies between two marks by themselves."""
     clock = DeviceClock(queue)
     samples_s = []
     for _ in range(num_samples):
@@ -175,19 +178,25 @@ def _calibrate() -> float:
 
 @dataclass(frozen=True, slots=True)
 class CacheFlush:
-    """Writes more than the caches hold, so that the next body finds nothing of the last there."""
+    """Reads more than the caches hold, so that the next body finds nothing of the last there.
+
+    A write would do so too, but leave dirty lines, and the body would pay for writing them back.
+    """
 
     scratch: torch.Tensor
+    read: Callable[[torch.Tensor], torch.Tensor]
 
     @classmethod
     def of(cls, device: str) -> "CacheFlush":
         """Make room for several times the L2 of a CUDA device, or the last level of a CPU."""
-        size = CPU_FLUSH_BYTES
-        if device == "cuda":
-            properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-            size = L2_MULTIPLE * int(properties.L2_cache_size)
-        return cls(torch.empty(size, dtype=torch.uint8, device=device))
+        if device == "cpu":
+            return cls(torch.ones(CPU_FLUSH_BYTES // 4), torch.sum)
+        from benchmarks._streaming_read import SPAN, streaming_read  # noqa: PLC0415 - needs Triton
+
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        spans = -(-L2_MULTIPLE * int(properties.L2_cache_size) // (4 * SPAN))
+        return cls(torch.ones(spans * SPAN, device=device), streaming_read)
 
     def __call__(self) -> None:
-        """Queue the write; it ends before whatever is queued after it begins."""
-        self.scratch.zero_()
+        """Queue the read; it ends before whatever is queued after it begins."""
+        self.read(self.scratch)

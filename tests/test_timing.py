@@ -1,9 +1,17 @@
 """The device clock on a device made of numbers, and against graph-amortised time on a GPU."""
 
+import os
+import re
+import shutil
 import statistics
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from benchmarks._timing import (
     MAX_SPIN_S,
@@ -99,7 +107,7 @@ def test_a_settled_clock_exposes_no_sample_of_its_body():
     clock = settled_clock(machine, body)
 
     assert clock.validity() == ()
-    assert sample(clock, body) == pytest.approx(20e-6 + EVENT_S)
+    assert sample(clock, body) == pytest.approx(20e-6)  # without the distance of empty marks
 
 
 def test_a_body_that_waits_for_the_device_is_never_called_hidden():
@@ -125,6 +133,20 @@ def test_a_clock_that_was_not_started_cannot_stop():
 
     with pytest.raises(ClockError, match="expected start before stop"):
         clock.stop()
+
+
+@triton.jit
+def arithmetic(out, rounds, lanes: tl.constexpr):
+    value = tl.arange(0, lanes).to(tl.float32)
+    for _ in range(rounds):
+        value = value * 0.999 + 0.5
+    tl.store(out + tl.program_id(0) * lanes + tl.arange(0, lanes), value)
+
+
+def launch(rounds):
+    """Return a launch of a kernel whose time no cache decides."""
+    out = torch.empty(132, 128, device="cuda")
+    return lambda: arithmetic[(132,)](out, rounds, lanes=128, num_warps=4)
 
 
 gpu = pytest.mark.gpu
@@ -168,6 +190,34 @@ def test_a_kernel_of_twenty_microseconds_is_timed_within_five_percent():
 
 @gpu
 @no_gpu
+def test_a_kernel_of_twenty_microseconds_agrees_with_ncu_within_five_percent():
+    ncu = shutil.which("ncu")
+    assert ncu, "expected Nsight Compute's ncu on the path, found none"
+    trial = launch(4096)
+    clock = settled_clock(CudaQueue(), trial)
+    rounds = round(4096 * 20e-6 / statistics.median(sample(clock, trial) for _ in range(21)))
+    body = launch(rounds)
+    ours_us = 1e6 * statistics.median(sample(clock, body) for _ in range(101))
+
+    report = subprocess.run(
+        [ncu, "--clock-control", "none", "--cache-control", "none", "-k", "arithmetic",
+         "--metrics", "gpu__time_duration.sum", sys.executable, __file__, str(rounds)],
+        cwd=Path(__file__).parent.parent, env={**os.environ, "PYTHONPATH": "."},
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    times = re.findall(r"gpu__time_duration.sum\s+(ns|us|nsecond|usecond)\s+([\d.,]+)", report)
+    ncu_us = statistics.median(
+        float(value.replace(",", "")) * (1e-3 if unit.startswith("n") else 1.0)
+        for unit, value in times
+    )
+
+    sys.stderr.write(f"\nours {ours_us:.2f} us, ncu {ncu_us:.2f} us, {len(times)} launches\n")
+    assert 15 < ncu_us < 25
+    assert ours_us == pytest.approx(ncu_us, rel=0.05)
+
+
+@gpu
+@no_gpu
 def test_a_flush_leaves_nothing_of_the_last_sample_in_the_cache():
     data = torch.zeros(4 << 20, device="cuda")
     flush, clock = CacheFlush.of("cuda"), DeviceClock(CudaQueue())
@@ -180,3 +230,10 @@ def test_a_flush_leaves_nothing_of_the_last_sample_in_the_cache():
     cold_s = statistics.median(cold() for _ in range(21))
 
     assert cold_s > 1.1 * warm_s
+
+
+if __name__ == "__main__":
+    profiled = launch(int(sys.argv[1]))
+    for _ in range(20):
+        profiled()
+    torch.cuda.synchronize()
