@@ -3,8 +3,7 @@
 A profile never changes a case's identity. Class, method, parameter names and values are the same
 in every profile, and the values of `quick` are a subset of those of `full`, so that results of
 both continue one series. All suites of `quick` together have at most 25 cases, since every case
-costs a process start a round: 16 for steps, 3 for trees, the rest for kernels. This module knows
-the axes; what a case does stands in its suite.
+costs a process start a round. This module knows the axes; what a case does stands in its suite.
 """
 
 import os
@@ -84,7 +83,7 @@ def step_axes(profile: Profile, device: str) -> StepAxes:
             context_tokens=[1024, 4096, 16384, 32768, 65536]
             if full
             else [1024, 4096, 16384, 65536],
-            page_sizes=[1, 16, 64] if full else [1, 64],
+            page_sizes=[1, 16, 64] if full else [64],
             commit_lengths=[1, 4, 8] if full else [1, 8],
             attention_backends=["triton_serial", "triton_split"] if full else ["triton_split"],
         )

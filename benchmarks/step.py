@@ -18,6 +18,8 @@ import torch
 from benchmarks._regimes import DEVICE, PROFILE, step_axes
 from benchmarks._suite import CaseFacts, SuiteError, _Suite
 from engine import Engine, EngineConfig, PlantedDrafter, StepBatch, preset, step_bytes
+from engine.draft_tree import WORD_BITS
+from engine.kernels.tree_attention import num_programs
 
 NODE_BUDGET = 16
 OBSERVED_STEPS = 5
@@ -84,16 +86,33 @@ class Step(_Suite):
                 f"commit length: expected {self.commit_length}, got {result.commit_lengths} "
                 "(the drafter was planted for it)"
             )
-        cost = step_bytes(
-            self.engine.target, self.engine.drafter, self.context_tokens, 1 + result.num_nodes[0]
-        )
+        tree_size = 1 + result.num_nodes[0]
+        models = self.engine.target, self.engine.drafter
+        cost = step_bytes(*models, self.context_tokens, tree_size)
         return CaseFacts(
             context_tokens=self.context_tokens,
             bytes=cost.bytes,
             kv_bytes=cost.kv_bytes,
             flops=cost.flops,
+            programs=self.num_programs(self.engine.config.attention_backend, tree_size),
             stage_seconds={stage: statistics.median(values) for stage, values in times.items()},
             commit_length=float(self.commit_length),
+        )
+
+    def num_programs(self, backend: str, tree_size: int) -> int | None:
+        """Count the programs one layer's verify attention is launched with; None without any."""
+        config, cache = self.engine.target.config, self.batch.cache
+        words = -(-tree_size // WORD_BITS)
+        return num_programs(
+            backend,
+            q=torch.zeros(1, tree_size, config.num_attention_heads, config.latent_dim).to(DEVICE),
+            kv_pages=cache.layer(0),
+            page_table=cache.page_table((0,)),
+            context_lens=torch.tensor([self.context_tokens], dtype=torch.int32, device=DEVICE),
+            ancestor_bits=torch.zeros(1, tree_size, words, dtype=torch.int32, device=DEVICE),
+            tree_sizes=torch.tensor([tree_size], dtype=torch.int32, device=DEVICE),
+            softmax_scale=config.softmax_scale,
+            value_dim=config.kv_lora_rank,
         )
 
     def time_step(

@@ -17,7 +17,14 @@ import torch
 
 import benchmarks
 from benchmarks import _sidecar
-from benchmarks._regimes import PROFILES, UnknownProfileError, profile_named, step_axes, tree_axes
+from benchmarks._regimes import (
+    PROFILES,
+    UnknownProfileError,
+    attention_axes,
+    profile_named,
+    step_axes,
+    tree_axes,
+)
 from benchmarks._suite import CaseFacts, SuiteError, WallClock, _Suite
 from benchmarks.step import Step
 from benchmarks.tree import Accept, Build, Compact
@@ -128,12 +135,22 @@ def test_quick_visits_a_part_of_what_full_visits(device):
     quick, full = PROFILES["quick"], PROFILES["full"]
     pairs = [
         (step_axes(quick, device), step_axes(full, device)),
+        (attention_axes(quick, device), attention_axes(full, device)),
         (tree_axes(quick), tree_axes(full)),
     ]
     for few, many in pairs:
         for name in few.__slots__:
             assert set(getattr(few, name)) <= set(getattr(many, name)), name
             assert getattr(few, name), name
+
+
+def test_quick_is_quick_on_a_gpu_too():
+    quick = PROFILES["quick"]
+    axes = [step_axes(quick, "cuda"), attention_axes(quick, "cuda")]
+    counts = [math.prod(len(getattr(one, name)) for name in one.__slots__) for one in axes]
+    trees = sum(num_cases(cls) for cls in (Build, Accept, Compact))
+
+    assert sum(counts) + trees <= MOST_QUICK_CASES, counts
 
 
 def test_a_line_can_be_fitted_over_the_contexts_of_every_profile():
@@ -281,6 +298,15 @@ def test_a_step_knows_what_it_is_made_of():
     assert (facts.context_tokens, facts.commit_length) == (64, 8.0)
     assert facts.bytes > facts.kv_bytes > 0
     assert suite.batch.cache.length(0) == 64 + 8  # the prefix and what the last step committed
+
+
+def test_a_step_knows_how_many_programs_share_its_attention():
+    suite = Step()
+    suite.build(64, 16, 4, "reference")
+    suite.facts()
+
+    assert suite.num_programs("reference", 17) is None
+    assert suite.num_programs("triton_serial", 17) == 2 * suite.num_programs("triton_serial", 16)
 
 
 def test_a_step_outside_its_regime_is_refused():
