@@ -378,6 +378,24 @@ def test_a_clock_that_moved_by_far_less_explains_nothing():
     (point,) = detect(values, covariates={"sm_clock_mhz": clock})
 
     assert (point.index, point.cause) == (25, "code")
+    assert point.relative_change == pytest.approx(0.10, abs=3e-3)
+
+
+def test_a_clock_that_was_low_for_a_while_is_no_change():
+    factor = levels_of((1.0, 30), (0.94, 4), (1.0, 30))
+
+    assert detect(rippled(np.ones(64)) / factor, covariates={"clock": factor}) == []
+
+
+def test_a_clock_first_read_late_counts_from_the_start():
+    factor = levels_of((1.0, 25), (0.9, 25))
+    clock = np.where(np.arange(50) < 5, np.nan, factor)
+
+    (point,) = detect(
+        rippled(np.ones(50)) / factor, covariates={"clock": clock, "none": [None] * 50}
+    )
+
+    assert (point.index, point.cause) == (25, "clock")
 
 
 def test_two_clocks_that_come_and_go_hide_no_step():
@@ -403,6 +421,17 @@ def test_runners_that_take_turns_hide_no_step_and_make_none():
 
     assert flat == []
     assert [(p.index, p.cause) for p in stepped] == [(50, "code")]
+
+
+def test_one_wild_result_does_not_define_a_runner_that_takes_turns():
+    runners = np.arange(60) % 2
+    values = rippled(levels_of((1.0, 30), (1.04, 30))) * np.array([1.0, 1.02])[runners]
+    values[1] *= 1.2
+
+    points = detect(values, runners=list(runners))
+
+    assert [(p.index, p.cause) for p in points] == [(30, "code")]
+    assert points[0].relative_change == pytest.approx(0.04, abs=5e-3)
 
 
 def test_a_change_that_meets_another_runner_is_the_hardwares():

@@ -363,6 +363,13 @@ def test_the_floor_is_the_larger_of_bytes_and_flop():
     assert by_flop.floor_basis == "FLOP against a measured peak"
 
 
+def test_bytes_that_are_all_kv_are_called_so():
+    found = diagnose(h200(replace(COPY, bytes=LAYER_BYTES)))
+
+    assert found.cases[0].bytes_basis == "KV bytes alone"
+    assert "1 of 1 cases" in claim_of(found, "floor_is_partial").evidence
+
+
 def test_a_time_under_its_floor_is_doubted():
     found = diagnose(h200(replace(COPY, time_s=10e-6)))
 
