@@ -20,7 +20,7 @@ from db.evidence import (
     LineFit,
     Status,
 )
-from db.floors import KV_ALONE, diagnose_case
+from db.floors import KV_ALONE, bandwidth_pct, compute_pct, diagnose_case
 from db.scaling import context_findings, page_size_claim
 
 if TYPE_CHECKING:
@@ -154,16 +154,23 @@ def _under_the_floor(point: EvidencePoint, case: CaseDiagnosis, evidence: Eviden
 
 def _bound(point: EvidencePoint, case: CaseDiagnosis, evidence: Evidence) -> Claim | None:
     """Name what the case is bound by where rates or counters show it."""
+    shares = {
+        "bandwidth": (bandwidth_pct(point, evidence.ceilings), "% of the read peak"),
+        "compute": (compute_pct(point, evidence.ceilings), "% of the matmul peak"),
+        "too little parallelism": (point.counters.get("gpm_sm_active_pct", 0.0), "% SM active"),
+        "launches": (
+            point.counters.get("utilization_gpu_pct", 0.0),
+            "% of the time some kernel was resident",
+        ),
+    }
     if case.bound is None:
         return None
-    share = point.counters.get("gpm_sm_active_pct", point.counters.get("utilization_gpu_pct"))
-    by_rate = 100.0 * (case.fraction_of_peak or 0.0)
-    is_rate = case.bound in {"bandwidth", "compute"} or share is None
+    value, unit = shares[case.bound]
     return Claim(
         name="bound_by",
-        statement=f"bound by {case.bound}",
-        value=by_rate if is_rate else share or 0.0,
-        unit="% of the read peak" if is_rate else "% active",
+        statement=f"bound by {case.bound}: {value:.3g} {unit}",
+        value=value,
+        unit=unit,
         evidence=_rate(case, evidence),
         status=Status.SUPPORTED,
         case=point.name,

@@ -9,8 +9,7 @@ from db.evidence import CaseDiagnosis
 if TYPE_CHECKING:
     from db.evidence import Bound, Ceilings, Evidence, EvidencePoint
 
-NEAR_A_CEILING = 0.6  # share of a measured rate from which it bounds the case
-NEAR_A_CEILING_PCT = 60.0
+NEAR_A_CEILING_PCT = 60.0  # of a peak, from where it bounds the case
 STARVED_SHARE = 0.5  # of the time some kernel was resident, in which an SM had work
 MOSTLY_RESIDENT_PCT = 80.0
 ALL_BYTES = "all bytes"
@@ -55,11 +54,9 @@ def work(point: EvidencePoint) -> tuple[int | None, str | None]:
 
 def bound(point: EvidencePoint, ceilings: Ceilings) -> Bound | None:
     """Name what a case is bound by, as far as rates and counters show it."""
-    read = _rate_share(point.bytes, point.time_s, ceilings.read_bytes_per_s)
-    if read >= NEAR_A_CEILING or _counter(point, "gpm_dram_bandwidth_pct") >= NEAR_A_CEILING_PCT:
+    if bandwidth_pct(point, ceilings) >= NEAR_A_CEILING_PCT:
         return "bandwidth"
-    compute = _rate_share(point.flops, point.time_s, ceilings.matmul_flops_per_s)
-    if compute >= NEAR_A_CEILING or _counter(point, "gpm_tensor_pct") >= NEAR_A_CEILING_PCT:
+    if compute_pct(point, ceilings) >= NEAR_A_CEILING_PCT:
         return "compute"
     if is_starved(point):
         return "too little parallelism"
@@ -67,6 +64,18 @@ def bound(point: EvidencePoint, ceilings: Ceilings) -> Bound | None:
     if resident is not None and 0.0 < resident < 100.0 * STARVED_SHARE:
         return "launches"
     return None
+
+
+def bandwidth_pct(point: EvidencePoint, ceilings: Ceilings) -> float:
+    """Give the share of the read peak, by bytes or by GPM, whichever saw more."""
+    by_bytes = _rate_pct(point.bytes, point.time_s, ceilings.read_bytes_per_s)
+    return max(by_bytes, point.counters.get("gpm_dram_bandwidth_pct", 0.0))
+
+
+def compute_pct(point: EvidencePoint, ceilings: Ceilings) -> float:
+    """Give the share of the matmul peak, by FLOP or by GPM, whichever saw more."""
+    by_flops = _rate_pct(point.flops, point.time_s, ceilings.matmul_flops_per_s)
+    return max(by_flops, point.counters.get("gpm_tensor_pct", 0.0))
 
 
 def is_starved(point: EvidencePoint) -> bool:
@@ -78,12 +87,8 @@ def is_starved(point: EvidencePoint) -> bool:
     return active <= STARVED_SHARE * resident
 
 
-def _counter(point: EvidencePoint, name: str) -> float:
-    return point.counters.get(name, 0.0)
-
-
-def _rate_share(amount: int | None, time_s: float, peak: float | None) -> float:
-    return 0.0 if amount is None or peak is None else amount / time_s / peak
+def _rate_pct(amount: int | None, time_s: float, peak: float | None) -> float:
+    return 0.0 if amount is None or peak is None else 100.0 * amount / time_s / peak
 
 
 def _over(amount: float | None, rate: float | None) -> float | None:

@@ -326,14 +326,17 @@ def test_a_kernel_whose_sms_work_is_not_called_starved():
 
 
 @pytest.mark.parametrize(
-    ("point", "bound"), [(COPY, "bandwidth"), (MATMUL, "compute")], ids=["copy", "matmul"]
+    ("point", "bound", "value"),
+    [(COPY, "bandwidth", 93.4), (MATMUL, "compute", 89.0)],
+    ids=["copy", "matmul"],
 )
-def test_a_healthy_case_raises_no_alarm_and_names_its_bound(point, bound):
+def test_a_healthy_case_raises_no_alarm_and_names_its_bound(point, bound, value):
     found = diagnose(h200(point))
 
     assert found.alarms == ()
     assert found.cases[0].bound == bound
-    assert claim_of(found, "bound_by").statement == f"bound by {bound}"
+    assert claim_of(found, "bound_by").statement.startswith(f"bound by {bound}: ")
+    assert claim_of(found, "bound_by").value == pytest.approx(value, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -349,6 +352,7 @@ def test_a_gpu_that_waits_for_its_host_is_bound_by_launches():
     found = diagnose(h200(layer(300, (30, 5, 140, 12, 4, 6), programs=4000)))
 
     assert found.cases[0].bound == "launches"
+    assert claim_of(found, "bound_by").value == 30
 
 
 def test_the_floor_is_the_larger_of_bytes_and_flop():
