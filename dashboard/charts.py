@@ -72,10 +72,12 @@ def sparkline(
     bare_y = alt.Y("shown:Q", axis=None, scale=scale)
     point = alt.Chart().mark_point(filled=True, size=layer.point_size(frame) / 3, color=BLUE)
     rule = alt.Chart(changes).mark_rule(strokeWidth=1.5, strokeDash=[4, 3])
+    # Every layer says that it has no axis: Vega cannot merge one that has with one that has not.
+    level_x, level_y = alt.X("start:Q", axis=None), alt.Y("level:Q", axis=None, scale=scale)
     layers = [
-        *layer.level_lines(levels, scale),
+        *(line.encode(x=level_x, y=level_y) for line in layer.level_lines(levels, scale)),
         point.encode(x=bare_x, y=bare_y, tooltip=layer.tooltips(view)),
-        rule.encode(x=alt.X("order:Q"), color=layer.colour()),
+        rule.encode(x=alt.X("order:Q", axis=None), color=layer.colour()),
     ]
     return alt.LayerChart(data=frame, layer=layers).properties(height=view.height_px)
 

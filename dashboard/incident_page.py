@@ -78,8 +78,8 @@ def _recording(evidence: Evidence, diagnosis: Diagnosis) -> None:
     for claim in diagnosis.alarms[:1]:
         st.error(escaped(claim.statement), icon=":material/warning:")
     telling = telling_cases(evidence, diagnosis)[:1]
-    for _, case in telling:
-        _numbers(case)
+    for point, case in telling:
+        _numbers(point, case, evidence.power_limit_w)
     left, right = st.columns([3, 2], gap="large")
     with left:
         st.subheader("Times against the KV-read floor")
@@ -90,12 +90,12 @@ def _recording(evidence: Evidence, diagnosis: Diagnosis) -> None:
     st.subheader("What is known, and how well")
     for claim in sorted(diagnosis.claims, key=lambda claim: not claim.is_alarm):
         _claim(claim)
-    _fits(diagnosis)
     with st.expander("Cases as a table", icon=":material/table:"):
         st.dataframe(_cases_table(diagnosis), hide_index=True)
 
 
-def _numbers(case: CaseDiagnosis) -> None:
+def _numbers(point: EvidencePoint, case: CaseDiagnosis, power_limit_w: float | None) -> None:
+    limit = "limit not recorded" if power_limit_w is None else f"of {power_limit_w:g} W"
     known = (
         ("Time", f"{case.time_ms:,.4g} ms", count_text(case.n, "sample")),
         ("Effective rate", _number(case.effective_gb_s, "GB/s"), case.bytes_basis),
@@ -105,6 +105,7 @@ def _numbers(case: CaseDiagnosis) -> None:
             _number(None if case.fraction_of_peak is None else 100 * case.fraction_of_peak, "%"),
             None,
         ),
+        ("Power", _number(point.counters.get("power_w"), "W"), limit),
     )
     st.caption(escaped(f"Measured in {case_name(case.benchmark, case.params)}:"))
     for column, (label, value, detail) in zip(st.columns(len(known)), known, strict=True):
@@ -172,19 +173,6 @@ def _claim(claim: Claim) -> None:
     statement.markdown(escaped(claim.statement))
     value.markdown(f"**{claim.value:,.4g}** {escaped(claim.unit)}")
     evidence.caption(escaped(claim.evidence))
-
-
-def _fits(diagnosis: Diagnosis) -> None:
-    for fit in diagnosis.fits:
-        if fit.refused is not None:
-            st.caption(escaped(f"No straight line through {fit.label}: {fit.refused}."))
-        else:
-            st.caption(
-                escaped(
-                    f"{fit.label}: {fit.t0_ms:.3g} ms + bytes / {fit.bandwidth_gb_s:,.4g} GB/s "
-                    f"over {fit.n_points} contexts"
-                )
-            )
 
 
 def _cases_table(diagnosis: Diagnosis) -> pd.DataFrame:

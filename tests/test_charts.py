@@ -11,7 +11,7 @@ import vl_convert
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dashboard import chart_layers, charts, incident_charts
+from dashboard import chart_layers, charts
 from dashboard.chart_frames import HistoryView, marked_changes, plotted, segments
 from dashboard.theme import CHANGE_COLOURS, STATUS_STYLES
 from dashboard.units import DisplayUnit, commit_text
@@ -131,7 +131,7 @@ def test_failed_and_skipped_results_are_drawn_apart_and_leave_a_gap():
 
 
 def test_every_status_differs_in_colour_and_in_shape():
-    assert set(STATUS_STYLES) == {"ok", "failed", "skipped", "single-sample"}
+    assert set(STATUS_STYLES) == {"ok", "single-sample", *chart_layers.MISSING}
     assert len({style.colour for style in STATUS_STYLES.values()}) == 4
     assert len({style.shape for style in STATUS_STYLES.values()}) == 4
 
@@ -293,6 +293,16 @@ def test_charts_leave_their_frames_as_they_were():
     pd.testing.assert_frame_equal(changes, before[1])
 
 
+def test_a_sparkline_has_no_axis_in_any_layer():
+    """Vega in a browser cannot merge the axis of one layer with the lack of one in another."""
+    frame, changes = history_frame([1e-3] * 8), change_frame((4, 1e-3, 2e-3))
+
+    layers = spec_of(charts.sparkline(frame, changes, VIEW))["layer"]
+
+    places = [layer["encoding"].get(name) for layer in layers for name in ("x", "y")]
+    assert [place["axis"] for place in places if place] == [None] * 5
+
+
 def test_an_empty_history_is_an_empty_chart():
     empty = history_frame([])
 
@@ -339,59 +349,3 @@ def test_the_ticks_name_commits_and_days():
 
     assert commit_text(sha(29)) in svg
     assert "2026-01-30" in svg
-
-
-def incident_frame() -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "context_tokens": [32768, 65536, 131072, 65536],
-            "time_ms": [159.0, 357.0, 714.0, 327.0],
-            "floor_ms": [1.28, 2.56, 5.12, 2.56],
-            "ratio_text": ["124×", "140×", "140×", "128×"],
-            "n": [1, 1, 1, 49],
-            "series": ["sweep"] * 3 + ["probe"],
-        }
-    )
-
-
-def test_times_stand_above_their_floors_on_two_log_axes():
-    chart = incident_charts.times_over_context(incident_frame(), floor_name="KV-read floor")
-
-    spec, svg = spec_of(chart), svg_of(chart)
-    dots = layers_of(spec, "point")[0]["encoding"]
-    assert dots["x"]["scale"]["type"] == dots["y"]["scale"]["type"] == "log"
-    for text in ("128×", "140×", "64k", "KV-read floor", "sweep", "probe"):
-        assert text in svg
-
-
-def test_times_without_a_known_floor_are_drawn_without_one():
-    frame = incident_frame().assign(floor_ms=np.nan, ratio_text="")
-
-    svg = svg_of(incident_charts.times_over_context(frame, floor_name="KV-read floor"))
-
-    assert ">KV-read floor<" not in svg
-    assert "sweep" in svg
-
-
-def test_a_misleading_counter_is_coloured_apart_from_evidence():
-    readings = pd.DataFrame(
-        {
-            "counter": ["util.gpu", "util.memory"],
-            "share_pct": [99.8, 1.2],
-            "text": ["99.8 %", "1.2 %"],
-            "meaning": ["some kernel was resident", "memory was idle"],
-            "role": ["misleads", "evidence"],
-        }
-    )
-
-    chart = incident_charts.counters(readings)
-
-    svg = svg_of(chart)
-    assert "99.8 %" in svg
-    assert "1.2 %" in svg
-    bar = layers_of(spec_of(chart), "bar")[1]["encoding"]["color"]["scale"]
-    assert len(set(bar["range"])) == len(bar["domain"]) == 2
-
-
-def test_missing_statuses_have_styles():
-    assert set(chart_layers.MISSING) <= set(STATUS_STYLES)

@@ -253,6 +253,7 @@ def test_incident_shows_the_numbers_and_the_counter_that_misled(incident):
     assert shown["Effective rate"] == "14.1 GB/s"
     assert shown["Above the KV-read floor"] == "128×"
     assert shown["Of peak bandwidth"] == "0.782 %"
+    assert shown["Power"] == "133 W"
     text_of = words(incident)
     assert "misleads" in text_of
     assert "some kernel was resident" in text_of

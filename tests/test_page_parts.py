@@ -1,0 +1,234 @@
+"""What pages are made of: series told apart, findings in order, commands that measure again."""
+
+import datetime as dt
+import re
+import shlex
+
+import pandas as pd
+import pytest
+from asv.benchmarks import Benchmarks
+from asv.config import Config
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dashboard.chart_frames import align
+from dashboard.findings import group_findings, standing, verdict_line
+from dashboard.reproduce import recipe
+from dashboard.selection import (
+    choices,
+    distinct_names,
+    link_query,
+    narrow,
+    newest_by_machine,
+    param_columns,
+    parse_params,
+    twin_columns,
+    with_param_columns,
+)
+from dashboard.words import escaped
+from db.labels import canonical_params
+from db.queries import Finding
+
+DAY = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
+
+
+def series_frame(*rows: dict[str, object]) -> pd.DataFrame:
+    defaults = {
+        "benchmark": "step.Step.time_step",
+        "version": "1",
+        "params": "context=1024, page_size=1",
+        "metric": "time",
+        "machine": "h200-1",
+        "variant": "python 3.11",
+        "last_date": DAY,
+    }
+    return pd.DataFrame([{"series_id": i, **defaults, **row} for i, row in enumerate(rows)])
+
+
+def finding(series_id: int, change: float, *, day: int = 1, **more: object) -> Finding:
+    values = {
+        "series_id": series_id,
+        "benchmark": f"step.Step.time_{series_id}",
+        "params": "",
+        "machine": "h200-1",
+        "commit": f"{day:040d}",
+        "commit_date": DAY + dt.timedelta(days=day),
+        "subject": None,
+        "before": 1.0,
+        "after": 1.0 + change,
+        "unit": "seconds",
+        "relative_change": change,
+        "is_regression": change > 0,
+        "cause": "code",
+        "alert_state": None,
+    }
+    return Finding(**{**dict.fromkeys(Finding.__dataclass_fields__), **values, **more})
+
+
+names = st.from_regex(r"[a-z_]{1,8}", fullmatch=True)
+values = st.from_regex(r"[A-Za-z0-9_.'(),+ -]{0,10}", fullmatch=True).filter(
+    lambda value: not re.search(r", \w+=", value)
+)
+
+
+@given(st.dictionaries(names, values, max_size=4))
+def test_parameters_are_read_as_they_were_written(params):
+    written = canonical_params(list(params), list(params.values()))
+
+    assert parse_params(written) == params
+
+
+def test_a_parameter_that_some_series_lack_is_missing_there():
+    table = with_param_columns(series_frame({}, {"params": ""}, {"params": "context=65536"}))
+
+    assert param_columns(table) == ["p.context", "p.page_size"]
+    assert choices(table, "p.context") == ["1024", "65536"]
+    assert len(narrow(table, "p.page_size", ["1"])) == 1
+    assert len(narrow(table, "p.page_size", [])) == 3
+
+
+def test_choices_are_sorted_as_numbers_where_they_are_numbers():
+    contexts = ({"params": f"context={size}"} for size in (185000, 1024, 65536))
+
+    assert choices(with_param_columns(series_frame(*contexts)), "p.context") == [
+        "1024",
+        "65536",
+        "185000",
+    ]
+
+
+def test_series_are_named_by_what_they_do_not_share():
+    two = series_frame({}, {"params": "context=1024, page_size=16"})
+    other_machine = series_frame({}, {"machine": "ci-cpu"})
+
+    assert distinct_names(two) == ["context=1024, page_size=1", "context=1024, page_size=16"]
+    assert distinct_names(other_machine) == ["h200-1", "ci-cpu"]
+    assert distinct_names(series_frame({})) == ["step.Step.time_step"]
+
+
+def test_versions_are_told_only_between_twins():
+    benchmarks = series_frame(
+        {"version": "a" * 64}, {"benchmark": "tree.Build", "version": "b" * 64}
+    )
+    twins = series_frame({"version": "a" * 64}, {"version": "b" * 64})
+
+    assert twin_columns(benchmarks) == []
+    assert distinct_names(benchmarks) == ["step.Step.time_step", "tree.Build"]
+    assert twin_columns(twins) == ["version"]
+    assert distinct_names(twins) == ["version aaaaaaaa", "version bbbbbbbb"]
+
+
+def test_a_link_names_the_case_and_its_machine():
+    assert link_query(series_frame({}).to_dict("records")[0]) == {
+        "benchmark": "step.Step.time_step",
+        "machine": "h200-1",
+        "p.context": "1024",
+        "p.page_size": "1",
+    }
+
+
+def test_a_series_behind_its_machine_is_stale():
+    late = DAY - dt.timedelta(days=3)
+    table = newest_by_machine(
+        series_frame({}, {"last_date": late}, {"machine": "ci-cpu", "last_date": late})
+    ).set_index("machine")
+
+    assert table["stale"].to_dict() == {"h200-1": 1, "ci-cpu": 0}
+    assert table["series"].to_dict() == {"h200-1": 2, "ci-cpu": 1}
+
+
+def test_the_worst_regression_comes_first_and_noise_last():
+    groups = group_findings(
+        [
+            finding(1, -0.5, day=1),
+            finding(2, 0.05, day=2),
+            finding(3, 0.9, day=3, cause="noise"),
+            finding(4, 0.2, day=4),
+            finding(5, 0.1, day=4),
+        ]
+    )
+
+    assert [[one.series_id for one in group.findings] for group in groups] == [
+        [4, 5],
+        [2],
+        [1],
+        [3],
+    ]
+
+
+def test_only_the_latest_change_of_a_series_stands():
+    undone = [finding(1, 0.8, day=1), finding(1, -0.4, day=2), finding(2, 0.1, day=1)]
+
+    assert [one.commit_date.day for one in standing(undone)] == [3, 2]
+    line = verdict_line(undone)
+    assert line.is_alarming
+    assert "1 regression, 1 improvement" in line.text
+    assert "+10.0 %" in line.text
+
+
+@pytest.mark.parametrize(
+    "findings", [[], [finding(1, -0.2)], [finding(1, 0.3), finding(1, -0.2, day=2)]]
+)
+def test_without_a_standing_regression_nobody_is_alarmed(findings):
+    assert not verdict_line(findings).is_alarming
+
+
+def test_a_rate_that_falls_is_a_regression():
+    assert verdict_line([finding(1, -0.2, is_regression=True)]).is_alarming
+
+
+def test_the_pattern_of_a_command_selects_exactly_its_case():
+    how = recipe(
+        benchmark="step.Step.time_step",
+        params="context=1024, page_size=1",
+        commit="c" * 40,
+        is_external=False,
+        has_repository=True,
+    )
+    pattern = shlex.split(how.command)[-1]
+
+    suite = {
+        "step.Step.time_step": {
+            "name": "step.Step.time_step",
+            "params": [["1024", "10240"], ["1", "16"]],
+        },
+        "step.Step.time_step_long": {"name": "step.Step.time_step_long", "params": []},
+    }
+    chosen = Benchmarks(Config(), suite.values(), regex=[pattern])
+
+    assert list(chosen) == ["step.Step.time_step"]
+    assert chosen.benchmark_selection["step.Step.time_step"] == [0]
+
+
+def test_a_commit_of_another_repository_is_measured_by_asv_itself():
+    how = recipe(
+        benchmark="suite.time_x",
+        params="",
+        commit="c" * 40,
+        is_external=False,
+        has_repository=False,
+    )
+
+    assert how.command == rf"asv run --bench '^suite\.time_x$' {'c' * 40}^!"
+
+
+def test_series_are_aligned_by_position_and_by_date_where_positions_do_not_compare():
+    points = pd.DataFrame({"commit": ["a", "b", "c"]})
+    commits = pd.DataFrame(
+        {
+            "commit": ["c", "b", "a"],
+            "commit_date": [DAY, DAY + dt.timedelta(1), DAY + dt.timedelta(2)],
+            "order_basis": "repository",
+            "position": [2, 1, 0],
+        }
+    )
+
+    by_position = align(points, commits)
+    by_date = align(points, commits.assign(order_basis=["date", "repository", "date"]))
+
+    assert by_position["order"].tolist() == [0, 1, 2]
+    assert by_date["order"].tolist() == [2, 1, 0]
+
+
+def test_text_from_elsewhere_writes_no_markdown():
+    assert escaped("a [b](c) *d* $e$ :red[f]") == r"a \[b\]\(c\) \*d\* \$e\$ \:red\[f\]"
