@@ -180,6 +180,21 @@ def test_a_rewritten_file_adds_only_what_was_measured_anew(engine, tree):
     assert [value for (value,) in rows(engine, Result.value)] == [1.0, 2.0, 2.5]
 
 
+def test_two_copies_of_a_tree_of_different_age_in_one_call_add_each_measurement_once(
+    engine, tmp_path
+):
+    params = [["1", "2"]]
+    for number, values in enumerate([[1.0, 2.0], [1.0, 2.5]]):
+        copy = AsvTree(tmp_path / "copies" / str(number))
+        copy.benchmark(params=params, names=["n"])
+        start = START_S * 1000 + 60_000 * number
+        copy.results({BENCHMARK: row(values, params=params, started_at=start)})
+
+    report = ingest(engine, [tmp_path / "copies"])
+
+    assert (report.new_results, report.unchanged) == (3, 1)
+
+
 def test_a_number_without_statistics_measured_again_is_another_result(engine, tree):
     name = "b.peakmem_x"
     tree.benchmark(name, type="peakmemory", unit="bytes")

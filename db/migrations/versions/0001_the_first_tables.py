@@ -452,7 +452,11 @@ def upgrade() -> None:
         ),
     )
     with op.batch_alter_table("results", schema=None) as batch_op:
-        batch_op.create_index(batch_op.f("ix_results_series_id"), ["series_id"], unique=False)
+        batch_op.create_index(
+            batch_op.f("ix_results_series_id_commit_id_dirty"),
+            ["series_id", "commit_id", "dirty"],
+            unique=False,
+        )
 
     op.create_table(
         "alert_events",
@@ -623,7 +627,7 @@ def downgrade() -> None:
 
     op.drop_table("alert_events")
     with op.batch_alter_table("results", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_results_series_id"))
+        batch_op.drop_index(batch_op.f("ix_results_series_id_commit_id_dirty"))
 
     op.drop_table("results")
     op.drop_table("ceilings")
