@@ -1,0 +1,207 @@
+"""The pages in a real browser: they are drawn without errors, follow links and keep their URL."""
+
+# ruff: noqa: RUF001 - factors are asserted as they are printed
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+from dashboard.theme import SERVER_FLAGS
+from tests import pages_database as demo
+
+ROOT = Path(__file__).parent.parent
+# A distribution's browser; none is ever downloaded.
+CHROMIUM = Path("/usr/bin/chromium")
+FINISHED = "[data-testid=stApp][data-test-script-state=notRunning]"
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no browser at {CHROMIUM}"),
+]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def served(database, log):
+    """Serve the pages as the command does, on a port of their own."""
+    port = free_port()
+    command = [
+        *(sys.executable, "-m", "streamlit", "run", str(ROOT / "dashboard" / "app.py")),
+        *(f"--server.port={port}", "--server.headless=true", "--server.fileWatcherType=none"),
+        *("--server.address=127.0.0.1", *SERVER_FLAGS),
+    ]
+    environment = {**os.environ, "DDTREE_BENCH_DB": database}
+    with log.open("wb") as output:
+        server = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
+    try:
+        wait_until_healthy(server, port, log)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+
+
+def wait_until_healthy(server, port, log):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert server.poll() is None, log.read_text()
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=2):
+                return
+        except OSError:
+            time.sleep(0.2)
+    pytest.fail(f"the server did not answer in a minute: {log.read_text()}")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("browser")
+    database = f"sqlite:///{folder}/demo.db"
+    demo.build(database)
+    with served(database, folder / "server.log") as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def tab(chromium):
+    """A fresh tab that fails the test on an error in the page or a request to another host."""
+    page = chromium.new_page(viewport={"width": 1400, "height": 1000})
+    page.set_default_timeout(60_000)
+    troubles = []
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.on(
+        "request",
+        lambda request: (
+            troubles.append(request.url)
+            if urlsplit(request.url).hostname not in {"127.0.0.1", None}
+            else None
+        ),
+    )
+    yield page
+    page.close()
+    assert troubles == []
+
+
+def visit(tab: Page, address: str) -> None:
+    tab.goto(address)
+    tab.wait_for_selector(FINISHED)
+    expect(tab.locator("h1")).to_be_visible()
+    expect(tab.locator("[data-testid=stException]")).to_have_count(0)
+
+
+def query(tab: Page) -> dict[str, list[str]]:
+    return parse_qs(urlsplit(tab.url).query)
+
+
+def charts(tab: Page):
+    return tab.locator("[data-testid=stVegaLiteChart] svg.marks")
+
+
+def test_a_finding_leads_to_its_own_history(site, tab):
+    visit(tab, site)
+
+    tab.get_by_role("link", name="History").nth(1).click()
+
+    expect(tab.locator("h1")).to_have_text("History")
+    expect(tab.get_by_text("60 results on 60 commits")).to_be_visible()
+    assert query(tab)["p.page_size"] == ["16"]
+    expect(charts(tab)).to_have_count(1)
+
+
+def test_a_link_shows_what_its_sender_saw(site, tab):
+    visit(tab, f"{site}/history?benchmark=step.Step.time_step&p.page_size=1")
+    expect(charts(tab)).to_have_count(1)
+
+    tab.get_by_text("log", exact=True).click()
+    tab.wait_for_url("**axis=log**")
+    copied = tab.url
+    visit(tab, copied)
+
+    assert query(tab)["axis"] == ["log"]
+    assert query(tab)["p.page_size"] == ["1"]
+    expect(charts(tab)).to_have_count(1)
+
+
+def test_the_back_button_returns_to_the_last_view(site, tab):
+    visit(tab, f"{site}/history?benchmark=step.Step.time_step&p.page_size=1")
+    tab.get_by_text("log", exact=True).click()
+    tab.wait_for_url("**axis=log**")
+
+    tab.go_back()
+
+    tab.wait_for_selector(FINISHED)
+    assert "axis" not in query(tab)
+    linear = tab.get_by_role("radio", name="linear")
+    expect(linear).to_be_checked()
+
+
+def test_a_wrong_link_is_told_and_put_right(site, tab):
+    visit(tab, f"{site}/history?benchmark=nope&machine=nowhere")
+
+    expect(tab.get_by_text("there is no benchmark “nope” here")).to_be_visible()
+    tab.wait_for_url("**benchmark=step.Step.time_step**")
+    expect(charts(tab)).to_have_count(2)
+
+
+def test_charts_are_drawn_with_their_titles_in_light_and_dark(site, tab):
+    for scheme in ("light", "dark"):
+        tab.emulate_media(color_scheme=scheme)
+        visit(tab, f"{site}/history?benchmark=step.Step.time_step&p.page_size=1")
+        chart = charts(tab).first
+        expect(chart).to_be_visible()
+        assert chart.bounding_box()["width"] > 800
+        points = chart.locator("[aria-roledescription=point]")
+        expect(points).to_have_count(demo.NUM_COMMITS)  # the failed one is drawn as well
+        expect(chart.get_by_text("time (ms) · lower is better").first).to_be_visible()
+        expect(chart.get_by_text("▲ +8.9 %").first).to_be_visible()
+
+
+def test_hovering_a_point_names_its_commit(site, tab):
+    visit(tab, f"{site}/history?benchmark=step.Step.time_step&p.page_size=1")
+    tab.locator("[data-testid=stVegaLiteChart] [aria-roledescription=point]").nth(10).hover()
+
+    tooltip = tab.locator("#vg-tooltip-element")
+    expect(tooltip).to_be_visible()
+    text = tooltip.inner_text()
+    for word in ("commit", "subject", "time (ms)", "samples", "environment"):
+        assert word in text
+
+
+def test_incident_is_drawn(site, tab):
+    visit(tab, f"{site}/incident")
+
+    expect(tab.locator("[data-testid=stMetricValue]", has_text="128×")).to_be_visible()
+    expect(tab.get_by_text("Reproduced on NVIDIA H200")).to_be_visible()
+    expect(charts(tab)).to_have_count(5)
+
+
+def test_a_missing_database_is_explained(tab, tmp_path):
+    with served(f"sqlite:///{tmp_path}/missing.db", tmp_path / "server.log") as address:
+        visit(tab, address)
+
+        expect(tab.get_by_text("Nothing to show yet")).to_be_visible()
+        expect(tab.get_by_text("found none")).to_be_visible()
