@@ -6,6 +6,7 @@ last round, results may belong to benchmarks that benchmarks.json no longer has.
 """
 
 import math
+import re
 import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ STATS = (
     "stats_repeat",
 )
 NUMBERS = ("result", *STATS)
+# What an existing environment is called by: its version is the machine's, not the commit's.
+UNDECLARED_PYTHON = re.compile(r"(same|python\d?(\.exe)?)?")
 NUMERIC = frozenset({float, int, type(None)})
 PACKED = struct.Struct("<6dqB")  # six numbers, how many samples, which status by its length
 
@@ -95,7 +98,7 @@ def read_result_file(path: Path, benchmarks: Mapping[str, BenchmarkFacts]) -> Re
         digest=digest_of(raw),
         commit=require(found, "commit_hash", str, where),
         committed_at_ms=int(require(found, "date", float, where)),
-        python=_without_path(str(found.get("python") or "")),
+        python=_declared_python(str(found.get("python") or "")),
         requirements=_declared(found, "requirements", where),
         env_vars=_declared(found, "env_vars", where),
         rows=tuple(
@@ -264,7 +267,12 @@ def _declared(found: dict[str, Any], key: str, where: str) -> dict[str, str]:
     return {str(name): _without_path(str(value or "")) for name, value in declared.items()}
 
 
+def _declared_python(text: str) -> str:
+    """Give the version a file's interpreter has by its name; a plain `python` declares none."""
+    name = _without_path(text)
+    return "" if UNDECLARED_PYTHON.fullmatch(name) else name.removeprefix("python")
+
+
 def _without_path(text: str) -> str:
-    """Keep the last part of a path; of an interpreter's, its version."""
-    last = text.replace("\\", "/").rpartition("/")[2]
-    return last.removeprefix("python") if last != text else text
+    """Keep the last part of a path."""
+    return text.replace("\\", "/").rpartition("/")[2]

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from db.models import Runner, RunnerEnvironment
 
+NOTHING_DECLARED = "existing environment"
+
 
 def environment_label(runner: Runner, environment: RunnerEnvironment) -> str:
     """Say what a machine imposed: `NVIDIA H200, driver 580.159.04, 700 W`."""
@@ -19,10 +21,11 @@ def environment_label(runner: Runner, environment: RunnerEnvironment) -> str:
 
 
 def variant_label(python: str, requirements: Mapping[str, str], env_vars: Mapping[str, str]) -> str:
-    """Say what a commit declared: `python 3.11, torch 2.13.0, THREADS=1`."""
+    """Say what a commit declared: `python 3.11, torch 2.13.0, THREADS=1`; nothing has a name too."""
     needs = (f"{name} {version}".strip() for name, version in sorted(requirements.items()))
     variables = (f"{name}={value}" for name, value in sorted(env_vars.items()))
-    return ", ".join((f"python {python}".strip(), *needs, *variables))
+    interpreter = [f"python {python}"] if python else []
+    return ", ".join((*interpreter, *needs, *variables)) or NOTHING_DECLARED
 
 
 def canonical_params(names: Sequence[str], values: Sequence[str]) -> str:

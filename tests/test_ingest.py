@@ -222,6 +222,17 @@ def test_interpreter_paths_make_no_new_series(engine, tree):
     assert sizes(engine)[TABLES.index(Series)] == 1
 
 
+def test_an_existing_environment_declares_no_python_however_it_is_called(engine, tree):
+    tree.benchmark()
+    names = ["same", "", "python", "/opt/a/bin/python", "/opt/b/bin/python3", "C:\\b\\python.exe"]
+    for number, python in enumerate(names):
+        tree.results({BENCHMARK: row(1.0 + number)}, environment=str(number), python=python)
+
+    ingest(engine, [tree.root])
+
+    assert rows(engine, Variant.label, order=Variant.id) == [("existing environment",)]
+
+
 def test_declared_requirements_separate_series(engine, tree):
     tree.benchmark()
     for torch in ("2.12.0", "2.13.0"):

@@ -164,6 +164,22 @@ def test_a_window_that_was_told_no_commit_joins_by_engine_and_samples(engine, tr
     assert joins(engine) == [("asv-1", 1.0), ("asv-2", None), ("asv-3", None)]
 
 
+def test_a_window_that_was_told_nothing_joins_none_of_two_alike(engine, tree, repository):
+    sha = repository.commit("first")
+    for one in (tree, AsvTree(tree.root, "desktop").benchmark()):
+        one.results({BENCHMARK: row(1.0, samples=[[0.1, 0.2]])}, sha)
+    tree.line(
+        commit=None,
+        machine=None,
+        samples_s=[0.1],
+        provenance={"engine_tree": repository.engine_tree(sha)},
+    )
+
+    report = ingest(engine, [tree.root], repository=repository.root)
+
+    assert report.windows_unjoined == 1
+
+
 def test_a_sidecar_may_come_after_its_results_and_results_after_their_sidecar(
     engine, tree, tmp_path
 ):
