@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_ind
 
-from db.cases import DuplicateCaseError
+from db.cases import DuplicateCaseError, jsonable
 from db.compare import SEVERITY, CaseKey, CaseResult, Policy, Verdict, compare
 from db.two_samples import by_noise, by_samples, false_discovery_rates, needed_samples
 
@@ -410,6 +410,12 @@ def test_a_comparison_is_strict_json():
     assert plain["policy"]["relevance_rel"] == 0.03
     assert plain["cases"][0]["case"] == "step.Step.time_step(context=1024, page_size=16)"
     assert plain["cases"][0]["key"]["machine"] == "h200"
+
+
+def test_what_strict_json_cannot_hold_becomes_null():
+    given_values = {Verdict.NEW: (math.inf, -math.inf, math.nan, 1.5), "b": [None, Verdict.FAILED]}
+
+    assert jsonable(given_values) == {"new": [None, None, None, 1.5], "b": [None, "failed"]}
 
 
 # --- statistics ------------------------------------------------------------------------------

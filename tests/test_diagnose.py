@@ -182,6 +182,11 @@ def test_a_commit_length_turns_the_doubt_into_a_time_per_token():
 
     assert "60 ms a step of 7.5 tokens" in claim_of(found, "suspect_point").statement
 
+    first = replace(first, commit_length=1.0)
+    found = diagnose(replace(evidence, points=(first, *evidence.points[1:])))
+
+    assert "per token" not in claim_of(found, "suspect_point").statement
+
 
 def test_every_claim_of_the_incident_is_complete_and_strict_json():
     found = diagnose(incident())
