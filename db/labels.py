@@ -21,7 +21,7 @@ def environment_label(runner: Runner, environment: RunnerEnvironment) -> str:
 
 
 def variant_label(python: str, requirements: Mapping[str, str], env_vars: Mapping[str, str]) -> str:
-    """Say what a commit declared: `python 3.11, torch 2.13.0, THREADS=1`; nothing has a name too."""
+    """Say what a commit declared: `python 3.11, torch 2.13.0, THREADS=1`; nothing has a name."""
     needs = (f"{name} {version}".strip() for name, version in sorted(requirements.items()))
     variables = (f"{name}={value}" for name, value in sorted(env_vars.items()))
     interpreter = [f"python {python}"] if python else []

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -574,6 +575,22 @@ def test_a_shallow_clone_tells_subjects_but_no_order(engine, tree, tmp_path):
     ]
 
 
+def test_a_shallow_look_does_not_undo_a_full_one(engine, tree, tmp_path):
+    repository, first, second, third, _ = commits_against_their_dates(tmp_path)
+    shallow = tmp_path / "shallow"
+    repository.git("clone", "--quiet", "--depth=1", f"file://{repository.root}", str(shallow))
+    tree.benchmark()
+    for sha, date in ((third, 50), (first, 300), (second, 100)):
+        tree.results({BENCHMARK: row(float(date))}, sha, date=(START_S + date) * 1000)
+    ingest(engine, [tree.root], repository=repository.root)
+
+    report = ingest(engine, [tree.root], repository=shallow)
+
+    assert report.order_basis == "repository"
+    with Session(engine) as session:
+        assert history(session, 1)["commit"].tolist() == [first, second, third]
+
+
 def test_an_order_recorded_with_the_tree_is_used_where_no_repository_knows(engine, tree):
     tree.benchmark()
     shas = ["b" * 40, "a" * 40]
@@ -622,6 +639,19 @@ def test_a_killed_ingest_leaves_nothing_and_the_next_one_everything(database_url
 
     assert sizes(engine) == before
     assert ingest(engine, [tree.root]).new_results == 20_000
+
+
+def test_two_ingests_at_once_store_each_result_once(engine, tree):
+    params = [[str(number) for number in range(50)]]
+    tree.benchmark(params=params, names=["n"])
+    for number in range(20):
+        tree.results({BENCHMARK: row([1.0] * 50, params=params)}, f"{number:08x}" * 5)
+
+    with ThreadPoolExecutor(2) as pool:
+        reports = list(pool.map(lambda _: ingest(engine, [tree.root]), range(2)))
+
+    assert sorted(report.new_results for report in reports) == [0, 1000]
+    assert sizes(engine)[TABLES.index(Result)] == 1000
 
 
 def sunpy_tree(tmp_path):
