@@ -1,0 +1,126 @@
+"""Ranks and proposals against their naive twins."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import mannwhitneyu
+
+from db.rank_test import rank_p_value, shift_interval
+from db.segmentation import (
+    MIN_SEGMENT,
+    PENALTY,
+    Strictness,
+    noise_of,
+    propose,
+    pull_in_outliers,
+    rolling_median,
+    segment,
+)
+from tests.level_series import levels_of, noisy
+
+
+def naive_cost(scaled, edges):
+    parts = [scaled[a:b] for a, b in itertools.pairwise(edges)]
+    squares = sum(((part - part.mean()) ** 2).sum() for part in parts)
+    return squares + PENALTY * math.log(len(scaled)) * len(parts)
+
+
+def naive_proposal(logs, min_segment=MIN_SEGMENT):
+    """Try every segmentation there is."""
+    noise = noise_of(logs)
+    scaled = pull_in_outliers(logs, noise) / noise
+    size = len(logs)
+    every = (
+        [0, *cut, size]
+        for count in range(size // min_segment)
+        for cut in itertools.combinations(range(1, size), count)
+    )
+    legal = (e for e in every if all(b - a >= min_segment for a, b in itertools.pairwise(e)))
+    return min(legal, key=lambda edges: naive_cost(scaled, edges))[1:-1]
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_proposals_are_those_of_trying_every_segmentation(seed):
+    rng = np.random.default_rng(seed)
+    levels = np.repeat(rng.normal(0.0, 0.03, 4), rng.integers(2, 6, 4))
+    logs = levels + 0.005 * rng.standard_normal(len(levels))
+
+    assert propose(logs) == naive_proposal(logs)
+
+
+def naive_p_value(a, b):
+    """Count arrangements by listing them all."""
+    pooled = np.concatenate([a, b])
+
+    def u_of(chosen):
+        rest = [i for i in range(len(pooled)) if i not in chosen]
+        wins = sum(
+            (pooled[i] < pooled[j]) + 0.5 * (pooled[i] == pooled[j]) for i in chosen for j in rest
+        )
+        return min(wins, len(a) * len(b) - wins)
+
+    observed = u_of(range(len(a)))
+    every = [u_of(c) for c in itertools.combinations(range(len(pooled)), len(a))]
+    return (sum(u <= observed for u in every) + 1) / (len(every) + 1)
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (3, 6), (5, 4), (6, 3)])
+def test_rank_p_value_is_that_of_listing_every_arrangement(sizes):
+    rng = np.random.default_rng(sum(sizes))
+    for shift in (0.0, 0.7, 5.0):
+        a, b = rng.standard_normal(sizes[0]), rng.standard_normal(sizes[1]) + shift
+
+        assert rank_p_value(a, b) == pytest.approx(min(1.0, naive_p_value(a, b)), abs=1e-12)
+        assert rank_p_value(a, b) == rank_p_value(b, a)
+
+
+@pytest.mark.parametrize(("m", "n"), [(8, 9), (20, 30), (60, 60), (4, 700)])
+def test_rank_p_value_agrees_with_scipy(m, n):
+    rng = np.random.default_rng(m)
+    for shift in (0.0, 0.3, 0.8):
+        a, b = rng.standard_normal(m), rng.standard_normal(n) + shift
+        method = "exact" if m * n <= 2500 else "asymptotic"
+
+        theirs = mannwhitneyu(a, b, method=method).pvalue
+
+        assert rank_p_value(a, b) == pytest.approx(theirs, rel=2e-3, abs=1e-4)
+
+
+def test_shift_interval_covers_the_shift_as_often_as_it_says():
+    rng = np.random.default_rng(5)
+    covered = 0
+    for _ in range(2000):
+        a, b = rng.standard_cauchy(7), rng.standard_cauchy(9) + 2.0
+        _, low, high = shift_interval(a, b, 0.9)
+        covered += low <= 2.0 <= high
+
+    assert 0.90 - 0.013 <= covered / 2000 <= 0.925
+
+
+@pytest.mark.parametrize(("confidence", "dropped"), [(0.95, 0), (0.90, 1), (0.79, 3)])
+def test_shift_interval_drops_only_differences_its_tails_allow(confidence, dropped):
+    """Of the 70 arrangements of 4 and 4, U is at most 0, 1, 2, 3 in 1, 2, 4, 7."""
+    a, b = np.array([0.0, 1.0, 10.0, 100.0]), np.array([0.2, 2.4, 31.0, 205.0])
+    differences = np.sort(np.subtract.outer(b, a).ravel())
+
+    _, low, high = shift_interval(a, b, confidence)
+
+    assert (low, high) == (differences[dropped], differences[-1 - dropped])
+
+
+def test_rolling_median_leaves_gaps_out_and_knows_the_ends():
+    nan = math.nan
+
+    found = rolling_median(np.array([1.0, 9.0, nan, 3.0, 5.0]), 3)
+
+    assert found.tolist() == [5.0, 5.0, 6.0, 4.0, 4.0]
+
+
+def test_a_stricter_judge_keeps_fewer_boundaries():
+    logs = np.log(noisy(2, 90, 0.004) * levels_of((1.0, 30), (1.03, 30), (1.1, 30)))
+
+    assert [b.index for b in segment(logs, Strictness())] == [30, 60]
+    assert [b.index for b in segment(logs, Strictness(relevance_rel=0.05))] == [60]
+    assert segment(logs, Strictness(max_p_value=1e-30)) == []
