@@ -27,8 +27,8 @@ BLOCK_TOKENS = 16  # fewest rows of a matrix instruction: trees of up to 16 toke
 BLOCK_KEYS = 32  # a tile of keys, one of values and the queries stay in 99 KB and 255 registers
 NUM_WARPS = 8  # four spill at D = 576
 NUM_STAGES = 1  # the exhibit loads a tile, uses it, loads the next
-MAX_TILE_ROW_BYTES = 1024  # of the value part of a row; wider rows get smaller tiles
-WIDE_SCORE_DIMS = 64  # and their scores are summed this many dims at a time
+# float32 products run in the float32 units, whose operands stand in registers as a whole.
+FLOAT32_KEYS, FLOAT32_SCORE_DIMS = 16, 64
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -62,13 +62,13 @@ def check(problem: Problem, backend: str) -> None:
 
 def per_head(problem: Problem) -> dict[str, int]:
     """Sizes of the tiles of the kernels that work on one head at a time, and their warps."""
-    wide = problem.value_dim * problem.q.element_size() > MAX_TILE_ROW_BYTES
+    wide = problem.q.dtype == torch.float32 and problem.value_dim > FLOAT32_SCORE_DIMS
     return {
         "BLOCK_TOKENS": BLOCK_TOKENS,
-        "BLOCK_KEYS": BLOCK_KEYS // 2 if wide else BLOCK_KEYS,
+        "BLOCK_KEYS": FLOAT32_KEYS if wide else BLOCK_KEYS,
         "VALUE_DIM": problem.value_dim,
         "ROPE_DIM": problem.rope_dim,
-        "SCORE_DIMS": min(problem.value_dim, WIDE_SCORE_DIMS) if wide else problem.value_dim,
+        "SCORE_DIMS": FLOAT32_SCORE_DIMS if wide else problem.value_dim,
         "num_warps": NUM_WARPS,
         "num_stages": NUM_STAGES,
     }
@@ -155,7 +155,7 @@ def gather_and_absorb(
         )
         scores = tl.dot(q_value, keys, scores, input_precision="ieee")
     else:
-        # Whole rows of wide elements do not fit in registers: a few dims at a time.
+        # Whole rows of float32 do not fit in registers: a few dims at a time.
         for first_dim in range(0, VALUE_DIM, SCORE_DIMS):
             dims = first_dim + tl.arange(0, SCORE_DIMS)
             q_part = tl.load(q_rows + dims[None, :], mask=token_live[:, None], other=0.0)
