@@ -238,38 +238,37 @@ def test_a_triton_backend_refuses_tensors_of_the_cpu(backend):
         OP.implementations[backend](**OP.inputs(CASES["root-only"]))
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="needs a place where Triton runs")
-@pytest.mark.parametrize("backend", TRITON_BACKENDS)
-@pytest.mark.parametrize(
-    ("dtype", "change", "message"),
-    [
-        (torch.float64, {}, "expected bfloat16, float16 or float32 rows, got torch.float64"),
-        (torch.bfloat16, {}, "float16 or float32 rows in Triton's interpreter"),
-        (torch.float32, {"value_dim": 24}, "expected value_dim to be a power of two"),
-        (torch.float32, {"value_dim": 32}, "expected rope_dim to be a power of two"),
-    ],
-)
-def test_a_triton_backend_refuses_what_its_tiles_cannot_hold(backend, dtype, change, message):
-    with pytest.raises(BackendError, match=message):
-        OP.implementations[backend](**OP.inputs(CASES["root-only"], dtype=dtype) | change)
+if INTERPRETED:
 
+    @pytest.mark.parametrize("backend", TRITON_BACKENDS)
+    @pytest.mark.parametrize(
+        ("dtype", "change", "message"),
+        [
+            (torch.float64, {}, "expected bfloat16, float16 or float32 rows, got torch.float64"),
+            (torch.bfloat16, {}, "float16 or float32 rows in Triton's interpreter"),
+            (torch.float32, {"value_dim": 24}, "expected value_dim to be a power of two"),
+            (torch.float32, {"value_dim": 32}, "expected rope_dim to be a power of two"),
+        ],
+    )
+    def test_a_triton_backend_refuses_what_its_tiles_cannot_hold(backend, dtype, change, message):
+        with pytest.raises(BackendError, match=message):
+            OP.implementations[backend](**OP.inputs(CASES["root-only"], dtype=dtype) | change)
 
-@pytest.mark.skipif(not INTERPRETED, reason="needs a place where Triton runs")
-def test_a_workspace_that_is_too_small_is_refused():
-    arguments = OP.inputs(CASES["root-only"])
+    def test_a_workspace_that_is_too_small_is_refused():
+        arguments = OP.inputs(CASES["root-only"])
 
-    with pytest.raises(ShapeError, match=r"workspace: expected at least 102 .* got 101"):
-        OP.implementations["triton_split"](**arguments, num_splits=3, workspace=torch.empty(101))
+        with pytest.raises(ShapeError, match=r"workspace: expected at least 102 .* got 101"):
+            OP.implementations["triton_split"](
+                **arguments, num_splits=3, workspace=torch.empty(101)
+            )
 
+    def test_launched_programs_are_counted_for_the_kernel_that_reads_the_rows():
+        arguments = OP.inputs(CASES["word-edge"])  # 3 sequences, 2 heads, 33 tokens in blocks of 16
 
-@pytest.mark.skipif(not INTERPRETED, reason="needs a place where Triton runs")
-def test_launched_programs_are_counted_for_the_kernel_that_reads_the_rows():
-    arguments = OP.inputs(CASES["word-edge"])  # 3 sequences, 2 heads, 33 tokens in blocks of 16
-
-    assert launched_programs(**arguments, backend="triton_serial") == 3 * 2 * 3
-    assert launched_programs(**arguments, backend="triton_split", num_splits=5) == 3 * 2 * 3 * 5
-    with pytest.raises(BackendError, match="got 'reference'"):
-        launched_programs(**arguments, backend="reference")
+        assert launched_programs(**arguments, backend="triton_serial") == 3 * 2 * 3
+        assert launched_programs(**arguments, backend="triton_split", num_splits=5) == 3 * 2 * 3 * 5
+        with pytest.raises(BackendError, match="got 'reference'"):
+            launched_programs(**arguments, backend="reference")
 
 
 if not INTERPRETED:
