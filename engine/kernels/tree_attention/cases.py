@@ -234,6 +234,8 @@ CASES: tuple[TreeAttentionCase, ...] = (
     TreeAttentionCase("uneven", "a long, a short and an empty sequence share a launch",
                       (131, 2, 0, 40), (bush(11, 2), (-1,), chain(3), star(17)), page_size=16,
                       num_heads=3),
+    TreeAttentionCase("long", "more tiles, and so more splits, than one step of the merge takes",
+                      (600,), (bush(16, 13),), num_heads=1, page_size=16),
     TreeAttentionCase("word-edge", "trees that cross the first mask word", (19, 5, 33),
                       (bush(31, 3), bush(32, 4), bush(33, 5)), page_size=16),
     TreeAttentionCase("two-words", "trees that cross the second mask word", (3, 70),
