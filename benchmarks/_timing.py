@@ -13,8 +13,8 @@ device may have waited. The clock counts it, and spins twice as long from there 
 waits for the device itself (`.item()`, a copy to the host) is exposed whatever the spin: time it
 by the wall.
 
-What is left in a sample besides the body is what lies between two events with nothing between
-them, a constant of a microsecond or two that `overhead_s` measures; it is not subtracted.
+Two events with nothing between them are a microsecond or two apart. `overhead_s` measures that
+constant, and the clock that `settled_clock` returns subtracts it.
 
 Caches: a body that reads what it read in the last sample finds it in L2. `CacheFlush` belongs
 into `reset`, outside the timed region, and its benchmark says so in its name (cold). The spin
