@@ -20,6 +20,11 @@ _PLOTTED: Final = (
     *("short", "subject", "day", "marks", "n", "run_id"),
 )
 
+_MARKED: Final = (
+    *("order", "series", "short", "colour", "change", "label", "p_text", "cause"),
+    *("before_text", "after_text", "before_shown", "after_shown"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class HistoryView:
@@ -72,16 +77,16 @@ def marked_changes(
     meaning = np.where(rising == view.lower_is_better, "worse", "better")
     changes["colour"] = [CHANGE_COLOURS[word] for word in meaning]
     signs = np.where(rising, "▲ ", "▼ ")
-    changes["label"] = [
+    changes["change"] = [
         sign + change_text(change)
         for sign, change in zip(signs, changes["relative_change"], strict=True)
     ]
-    changes.loc[~_has_room(changes, frame), "label"] = ""
+    changes["label"] = changes["change"].where(_has_room(changes, frame), "")
     changes["p_text"] = [p_value_text(p_value) for p_value in changes["p_value"]]
     for column in ("before", "after"):
         changes[f"{column}_text"] = [view.unit.text(value) for value in changes[column]]
         changes[f"{column}_shown"] = changes[column].astype(float) / view.unit.divisor
-    return changes
+    return changes[[column for column in _MARKED if column in changes]]
 
 
 def _has_room(changes: pd.DataFrame, frame: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -19,6 +19,12 @@ _BAND_TAIL: Final = 0.02
 MISSING: Final = ("failed", "skipped")
 
 
+def small(frame: pd.DataFrame) -> alt.Chart:
+    """Begin a layer on a few rows of its own, written into the chart as they are."""
+    rows = json.loads(frame.to_json(orient="records", double_precision=15))
+    return alt.Chart(alt.InlineData(values=rows))
+
+
 def order_scale() -> alt.Scale:
     """Use the width for the commits at hand, not for those before them."""
     return alt.Scale(zero=False, nice=False, padding=14)
@@ -189,7 +195,7 @@ def level_lines(levels: pd.DataFrame, scale: alt.Scale) -> list[alt.Chart]:
     """Draw the level of each segment."""
     if levels.empty:
         return []
-    base = alt.Chart(levels).mark_rule(strokeWidth=2.5, color=ORANGE, opacity=0.95)
+    base = small(levels).mark_rule(strokeWidth=2.5, color=ORANGE, opacity=0.95)
     level = alt.Y("level:Q", scale=scale)
     return [base.encode(x=alt.X("start:Q"), x2=alt.X2("end:Q"), y=level)]
 
@@ -199,14 +205,14 @@ def change_marks(changes: pd.DataFrame, *, labelled: bool = True) -> list[alt.Ch
     if changes.empty:
         return []
     tooltip = [
-        alt.Tooltip("label:N", title="change"),
+        alt.Tooltip("change:N", title="change"),
         alt.Tooltip("before_text:N", title="before"),
         alt.Tooltip("after_text:N", title="after"),
         alt.Tooltip("short:N", title="first commit of the new level"),
         alt.Tooltip("p_text:N", title="p-value"),
         alt.Tooltip("cause:N", title="cause"),
     ]
-    base = alt.Chart(changes)
+    base = small(changes)
     place, tint = alt.X("order:Q"), colour()
     rule = base.mark_rule(strokeWidth=1.5, strokeDash=[5, 4])
     rules: list[alt.Chart] = [rule.encode(x=place, color=tint, tooltip=tooltip)]
@@ -230,11 +236,9 @@ def epochs(frame: pd.DataFrame) -> list[alt.Chart]:
         }
     )
     tooltip = [alt.Tooltip("environment:N", title="epoch")]
-    shade = alt.Chart(spans.iloc[1::2]).mark_rect(color=GREY, opacity=0.1)
-    rule = alt.Chart(spans.iloc[1:]).mark_rule(color=GREY, strokeDash=[2, 3], strokeWidth=1.5)
-    label = alt.Chart(spans).mark_text(
-        color=GREY, align="left", dx=5, dy=-6, fontSize=11, limit=260
-    )
+    shade = small(spans.iloc[1::2]).mark_rect(color=GREY, opacity=0.1)
+    rule = small(spans.iloc[1:]).mark_rule(color=GREY, strokeDash=[2, 3], strokeWidth=1.5)
+    label = small(spans).mark_text(color=GREY, align="left", dx=5, dy=-6, fontSize=11, limit=260)
     return [
         shade.encode(x=alt.X("start:Q"), x2=alt.X2("end:Q"), tooltip=tooltip),
         rule.encode(x=alt.X("start:Q"), tooltip=tooltip),
@@ -255,7 +259,7 @@ def floor_line(frame: pd.DataFrame, scale: alt.Scale, view: HistoryView) -> list
             "label": [f"floor {view.unit.text(view.floor)}"],
         }
     )
-    base = alt.Chart(table).encode(y=alt.Y("floor:Q", scale=scale))
+    base = small(table).encode(y=alt.Y("floor:Q", scale=scale))
     return [
         base.mark_rule(color=GREEN, strokeDash=[8, 4], strokeWidth=1.5),
         base.mark_text(color=GREEN, align="left", dx=4, dy=-7).encode(

@@ -71,7 +71,7 @@ def sparkline(
     bare_x = alt.X("order:Q", axis=None, scale=layer.order_scale())
     bare_y = alt.Y("shown:Q", axis=None, scale=scale)
     point = alt.Chart().mark_point(filled=True, size=layer.point_size(frame) / 3, color=BLUE)
-    rule = alt.Chart(changes).mark_rule(strokeWidth=1.5, strokeDash=[4, 3])
+    rule = layer.small(changes).mark_rule(strokeWidth=1.5, strokeDash=[4, 3])
     # Every layer says that it has no axis: Vega cannot merge one that has with one that has not.
     level_x, level_y = alt.X("start:Q", axis=None), alt.Y("level:Q", axis=None, scale=scale)
     layers = [

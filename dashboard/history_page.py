@@ -10,6 +10,7 @@ import streamlit as st
 from dashboard import charts, history_tables
 from dashboard.chart_frames import align
 from dashboard.data import Source
+from dashboard.drawing import draw
 from dashboard.findings import group_findings, standing
 from dashboard.selection import (
     PARAM_PREFIX,
@@ -162,10 +163,10 @@ def _draw_panels(shown: Sequence[ShownSeries], look: Look) -> None:
     for one, slot in zip(shown, slots, strict=False):
         with slot:
             st.markdown(f"**{escaped(one.name)}**")
-            st.altair_chart(
+            draw(
                 charts.history(newest(one.points, look.last), one.change_points, one.view),
                 key=f"history-{one.row['series_id']}",
-                alt=f"History of {one.name}: {one.view.y_title}",
+                description=f"History of {one.name}: {one.view.y_title}",
             )
             st.caption(history_tables.summary(one))
 
@@ -176,10 +177,10 @@ def _draw_over_one_another(source: Source, shown: Sequence[ShownSeries], look: L
         [one.change_points.assign(series=one.name) for one in shown], ignore_index=True
     )
     aligned = newest(align(points, source.commits()), look.last)
-    st.altair_chart(
+    draw(
         charts.overlay(aligned, changes, shown[0].view),
         key="overlay",
-        alt=f"{len(shown)} series over one another: {shown[0].view.y_title}",
+        description=f"{len(shown)} series over one another: {shown[0].view.y_title}",
     )
 
 

@@ -7,6 +7,7 @@ import streamlit as st
 
 from dashboard import charts
 from dashboard.data import Source
+from dashboard.drawing import draw
 from dashboard.findings import FindingGroup, group_findings, standing, verdict_line
 from dashboard.selection import link_query, newest_by_machine
 from dashboard.series_view import order_note, view_of
@@ -14,8 +15,8 @@ from dashboard.units import change_text, commit_text, display_unit, p_value_text
 from dashboard.words import case_name, count_text, escaped
 from db.queries import Finding, Overview
 
-MOST_GROUPS = 6
-MOST_LINES = 3
+MOST_GROUPS = 5
+MOST_LINES = 2
 MOST_COMMITS = 10
 SPARKLINE_PX = 64
 # Widths of a finding's line: change, case, from and to, cause, picture, link.
@@ -123,11 +124,12 @@ def _line(source: Source, finding: Finding, history_page: st.Page) -> None:
     series = source.one_series(finding.series_id)
     history = source.history(finding.series_id)
     view = view_of(series, history, height_px=SPARKLINE_PX)
-    picture.altair_chart(
-        charts.sparkline(history, changes, view),
-        alt=f"History of {case_name(finding.benchmark, finding.params)}",
-        key=f"sparkline-{finding.series_id}-{finding.commit}",
-    )
+    with picture:
+        draw(
+            charts.sparkline(history, changes, view),
+            description=f"History of {case_name(finding.benchmark, finding.params)}",
+            key=f"sparkline-{finding.series_id}-{finding.commit}",
+        )
     link.page_link(history_page, label="History", query_params=link_query(series))
 
 

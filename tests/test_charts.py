@@ -75,7 +75,8 @@ def spec_of(chart: Any) -> dict[str, Any]:
 
 
 def rows_of(spec: dict[str, Any], layer: dict[str, Any]) -> list[dict[str, Any]]:
-    return spec["datasets"][layer.get("data", spec.get("data"))["name"]]
+    data = layer.get("data", spec.get("data"))
+    return data["values"] if "values" in data else spec["datasets"][data["name"]]
 
 
 def layers_of(spec: dict[str, Any], mark: str) -> list[dict[str, Any]]:
@@ -192,6 +193,16 @@ def test_a_change_point_is_named_with_its_first_commit_and_cause():
     assert "▲ +100.0 %" in svg
     assert "cause: code" in svg
     assert f"first commit of the new level: {commit_text(sha(4))}" in svg
+
+
+def test_close_changes_share_their_room_and_the_largest_keeps_its_label():
+    frame = plotted(history_frame([1e-3] * 100), VIEW)
+    close = change_frame((50, 1e-3, 1.1e-3), (52, 1.1e-3, 2e-3), (90, 2e-3, 1e-3))
+
+    changes = marked_changes(close, frame, VIEW)
+
+    assert changes["label"].tolist() == ["", "▲ +81.8 %", "▼ −50.0 %"]
+    assert changes["change"].tolist()[0] == "▲ +10.0 %"  # hovering still tells it
 
 
 def test_epochs_are_drawn_only_where_the_environment_changed():

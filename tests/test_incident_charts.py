@@ -2,6 +2,7 @@
 
 # ruff: noqa: RUF001 - factors are printed with their sign
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,18 @@ def test_cases_stand_by_series_and_context_with_the_floors_of_the_diagnosis(evid
     assert frame["context_tokens"].tolist() == [65536, 65536, 131072]
     assert frame["floor_ms"].tolist() == pytest.approx([2.56, 2.56, 5.12], rel=1e-3)
     assert frame["ratio_text"].tolist() == ["128×", "140×", "140×"]
+
+
+def test_the_whole_floor_counts_more_than_the_kv_bytes():
+    weights = point("step.Step.time_step", 65536, 0.357)
+    heavy = replace(weights, bytes=2 * weights.kv_bytes)
+    run = Evidence("a run", "GPU", Ceilings(read_bytes_per_s=1.8e12), "measured", (heavy,))
+
+    whole = cases_over_context(diagnose(run))
+    kv_alone = cases_over_context(diagnose(run), only_kv=True)
+
+    assert whole["floor_ms"].tolist() == pytest.approx([5.12], rel=1e-3)
+    assert kv_alone["floor_ms"].tolist() == pytest.approx([2.56], rel=1e-3)
 
 
 def test_one_benchmark_is_named_by_its_parameters_alone(evidence):

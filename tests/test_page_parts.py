@@ -177,27 +177,34 @@ def test_a_rate_that_falls_is_a_regression():
     assert verdict_line([finding(1, -0.2, is_regression=True)]).is_alarming
 
 
-def test_the_pattern_of_a_command_selects_exactly_its_case():
+@pytest.mark.parametrize(
+    ("benchmark", "params", "selected"),
+    [
+        ("step.Step.time_step", "context=1024, page_size=1", [0]),
+        ("tree.time_build", "", None),
+    ],
+)
+def test_the_pattern_of_a_command_selects_exactly_its_case(benchmark, params, selected):
     how = recipe(
-        benchmark="step.Step.time_step",
-        params="context=1024, page_size=1",
+        benchmark=benchmark,
+        params=params,
         commit="c" * 40,
         is_external=False,
         has_repository=True,
     )
-    pattern = shlex.split(how.command)[-1]
+    sizes = [["1024", "10240"], ["1", "16"]]
+    suite = [
+        {"name": "step.Step.time_step", "params": sizes},
+        {"name": "long_step.Step.time_step", "params": sizes},
+        {"name": "tree.time_build", "params": []},
+        {"name": "tree.time_build_long", "params": []},
+        {"name": "treeXtime_build", "params": []},
+    ]
 
-    suite = {
-        "step.Step.time_step": {
-            "name": "step.Step.time_step",
-            "params": [["1024", "10240"], ["1", "16"]],
-        },
-        "step.Step.time_step_long": {"name": "step.Step.time_step_long", "params": []},
-    }
-    chosen = Benchmarks(Config(), suite.values(), regex=[pattern])
+    chosen = Benchmarks(Config(), suite, regex=[shlex.split(how.command)[-1]])
 
-    assert list(chosen) == ["step.Step.time_step"]
-    assert chosen.benchmark_selection["step.Step.time_step"] == [0]
+    assert list(chosen) == [benchmark]
+    assert selected is None or chosen.benchmark_selection[benchmark] == selected
 
 
 def test_a_commit_of_another_repository_is_measured_by_asv_itself():
