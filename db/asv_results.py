@@ -35,6 +35,7 @@ STATS = (
 NUMBERS = ("result", *STATS)
 # What an existing environment is called by: its version is the machine's, not the commit's.
 UNDECLARED_PYTHON = re.compile(r"(same|python\d?(\.exe)?)?")
+OK, FAILED, SKIPPED, SINGLE_SAMPLE = (status.value for status in Status)
 NUMERIC = frozenset({float, int, type(None)})
 PACKED = struct.Struct("<6dqB")  # six numbers, how many samples, which status by its length
 
@@ -203,9 +204,9 @@ def _cells(columns: dict[str, Any], count: int, where: str) -> Iterator[Cell]:
     for first, value, low, high, ci_a, ci_b, calls, n, recorded, numbers in zip(
         *columns_of_cells, strict=True
     ):
-        status = _status(first, n)
-        content = PACKED.pack(*numbers, n, len(status)) + array("d", recorded).tobytes()
-        digest = digest_of(content)
+        status = _status(first, value, n)
+        content = PACKED.pack(*numbers, n, len(status))
+        digest = digest_of(content + array("d", recorded).tobytes() if recorded else content)
         yield Cell(status, value, low, high, ci_a, ci_b, calls, n or None, digest, recorded)
 
 
@@ -233,12 +234,11 @@ def _packable(values: Sequence[float | None]) -> list[float]:
     return [math.nan if value is None else value for value in values]
 
 
-def _status(value: float | None, n: int) -> str:
-    if value is None or math.isinf(value):
-        return Status.FAILED.value  # an infinite number is no measurement
-    if math.isnan(value):
-        return Status.SKIPPED.value
-    return Status.SINGLE_SAMPLE.value if n == 1 else Status.OK.value
+def _status(raw: float | None, value: float | None, n: int) -> str:
+    """Say what a case gave; an infinite number is no measurement, so it failed."""
+    if value is not None:
+        return SINGLE_SAMPLE if n == 1 else OK
+    return SKIPPED if raw is not None and math.isnan(raw) else FAILED
 
 
 def _sample_lists(value: object, count: int, where: str) -> Sequence[tuple[float, ...]]:

@@ -89,13 +89,13 @@ class UtcDateTime(TypeDecorator[dt.datetime]):
         return value.replace(tzinfo=dt.UTC) if value.tzinfo is None else value.astimezone(dt.UTC)
 
 
-def _one_of(values: type[enum.StrEnum], name: str) -> Enum:
-    """Store the values of an enumeration as text under a named CHECK."""
+def _one_of(values: type[enum.StrEnum], name: str, *, checked: bool = True) -> Enum:
+    """Store the values of an enumeration as text, under a named CHECK unless the table has one."""
     return Enum(
         values,
         name=name,
         native_enum=False,
-        create_constraint=True,
+        create_constraint=checked,
         length=16,
         values_callable=lambda kind: [member.value for member in kind],
     )
@@ -112,7 +112,7 @@ class Base(DeclarativeBase):
 
     metadata = MetaData(naming_convention=NAMING)
     type_annotation_map: ClassVar[dict[Any, Any]] = {
-        Status: _one_of(Status, "status"),
+        Status: _one_of(Status, "status", checked=False),
         Direction: _one_of(Direction, "direction"),
         OrderBasis: _one_of(OrderBasis, "order_basis"),
         AlertState: _one_of(AlertState, "state"),

@@ -5,7 +5,9 @@ leaves nothing behind, and a second call over the same files adds nothing.
 """
 
 import datetime as dt
+import gc
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +73,7 @@ def ingest(
     lines = [line for tree in trees for line in _lines(tree)]
     recorded = [info for tree in trees for info in _recorded(tree)]
     judge = Judge(lines, history)
-    with writing(engine) as connection:
+    with _cycles_left_alone(), writing(engine) as connection:
         store = ResultStore(connection, dt.datetime.now(dt.UTC))
         for entry in _files(trees, store, judge):
             store.add(entry)
@@ -86,6 +88,21 @@ def ingest(
         if dry_run:
             connection.rollback()
     return report
+
+
+@contextmanager
+def _cycles_left_alone() -> Iterator[None]:
+    """Pause the cycle collector: it would walk millions of records, none of which is in a cycle.
+
+    Worth a fifth of the time of a large tree.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _repository(path: Path | None) -> Repository | None:

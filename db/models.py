@@ -181,8 +181,11 @@ class Result(Base):
         UniqueConstraint("commit_id", "series_id", "started_at_ms", "digest"),
         # All that listing the series needs, so that it reads no row of a million.
         Index(None, "series_id", "commit_id", "dirty"),
+        # Spelt out, because SQLite builds a table for each IN and each row: 4 of 12 us a row.
+        CheckConstraint(" OR ".join(f"status = '{one.value}'" for one in Status), name="status"),
         CheckConstraint(
-            "(value IS NOT NULL) = (status IN ('ok', 'single-sample'))", name="value_iff_measured"
+            "(value IS NOT NULL) = (status = 'ok' OR status = 'single-sample')",
+            name="value_iff_measured",
         ),
     )
 

@@ -35,6 +35,7 @@ RESULT_COLUMNS = (
     *("series_id", "commit_id", "run_id", "started_at_ms", "duration_s", "dirty"),
     *Cell._fields[:-1],
 )
+_Identity = tuple[int | None, ...]
 _NewResult = tuple[int, BenchmarkRow, Cell]
 
 
@@ -124,47 +125,46 @@ class ResultStore:
             for entry, commit_id, variant_id in zip(entries, commits, variants, strict=True)
         ]
 
-    def _stored(self, commit_ids: set[int]) -> set[tuple[Any, ...]]:
-        """Give the keys of what these commits have: with the start, and without where measured."""
-        keys: set[tuple[Any, ...]] = set()
+    def _stored(self, commit_ids: set[int]) -> set[_Identity]:
+        """Give the identities of what these commits have."""
+        found: set[_Identity] = set()
+        columns = (
+            Result.series_id,
+            Result.commit_id,
+            Result.digest,
+            Result.started_at_ms,
+            Result.n,
+        )
         ids = sorted(commit_ids)
         for start in range(0, len(ids), 500):
-            query = select(
-                Result.series_id, Result.commit_id, Result.started_at_ms, Result.digest, Result.n
-            ).where(Result.commit_id.in_(ids[start : start + 500]))
-            for series_id, commit_id, started_at_ms, digest, n in self._connection.execute(query):
-                keys.add((series_id, commit_id, started_at_ms, digest))
-                if n is not None:
-                    keys.add((series_id, commit_id, digest))
-        return keys
+            query = select(*columns).where(Result.commit_id.in_(ids[start : start + 500]))
+            found.update(_identity(*row) for row in self._connection.execute(query))
+        return found
 
     def _new_results(
-        self, entry: MachineFile, run: dict[str, Any], stored: set[tuple[Any, ...]]
+        self, entry: MachineFile, run: dict[str, Any], stored: set[_Identity]
     ) -> Iterator[_NewResult]:
         counts, commit_id = self.counts, run["commit_id"]
         rows = entry.file.rows
         for row, series_ids in zip(rows, self._series_ids(rows, run), strict=True):
             counts.values += len(row.cells)
             for params, cell, series_id in zip(row.cases, row.cells, series_ids, strict=True):
-                counts.failed += cell.status == "failed"
-                counts.skipped += cell.status == "skipped"
-                content = (series_id, commit_id, cell.digest)
+                if cell.value is None:
+                    counts.failed += cell.status == "failed"
+                    counts.skipped += cell.status == "skipped"
                 if entry.refused and (row.name, params) in entry.refused:
-                    self._withdraw(content)
+                    self._withdraw(series_id, commit_id, cell.digest)
                     continue
-                key = (series_id, commit_id, row.started_at_ms, cell.digest)
-                if key in stored or content in stored:
+                one = _identity(series_id, commit_id, cell.digest, row.started_at_ms, cell.n)
+                if one in stored:
                     counts.unchanged += 1
                     continue
                 counts.new_results += 1
-                stored.add(key)
-                if cell.n is not None:
-                    stored.add(content)
+                stored.add(one)
                 yield series_id, row, cell
 
-    def _withdraw(self, content: tuple[int, int, int]) -> None:
+    def _withdraw(self, series_id: int, commit_id: int, digest: int) -> None:
         """Delete what was stored before its provenance was known to be false."""
-        series_id, commit_id, digest = content
         deleted = self._connection.execute(
             delete(Result).where(
                 Result.series_id == series_id,
@@ -235,6 +235,15 @@ class ResultStore:
                 for position, value in enumerate(values)
             ],
         )
+
+
+def _identity(
+    series_id: int, commit_id: int, digest: int, started_at_ms: int | None, n: int | None
+) -> _Identity:
+    """Say when two results are one measurement: with statistics, whatever their starts."""
+    if n is not None:
+        return series_id, commit_id, digest
+    return series_id, commit_id, digest, started_at_ms
 
 
 def _commit_row(file: ResultFile) -> dict[str, Any]:

@@ -413,7 +413,6 @@ def upgrade() -> None:
                 "single-sample",
                 name="status",
                 native_enum=False,
-                create_constraint=True,
                 length=16,
             ),
             nullable=False,
@@ -427,8 +426,12 @@ def upgrade() -> None:
         sa.Column("n", sa.Integer(), nullable=True, comment="samples; NULL = not recorded"),
         sa.Column("dirty", sa.Boolean(), nullable=False, comment="measured on an edited checkout"),
         sa.CheckConstraint(
-            "(value IS NOT NULL) = (status IN ('ok', 'single-sample'))",
+            "(value IS NOT NULL) = (status = 'ok' OR status = 'single-sample')",
             name=op.f("ck_results_value_iff_measured"),
+        ),
+        sa.CheckConstraint(
+            "status = 'ok' OR status = 'failed' OR status = 'skipped' OR status = 'single-sample'",
+            name=op.f("ck_results_status"),
         ),
         sa.ForeignKeyConstraint(
             ["commit_id"], ["commits.id"], name=op.f("fk_results_commit_id_commits")
