@@ -13,7 +13,6 @@ from typing import Final
 import torch
 
 PROFILE_VARIABLE: Final = "DDTREE_BENCH_PROFILE"
-Axis = list[int] | list[str]
 
 
 class UnknownProfileError(Exception):
@@ -51,8 +50,8 @@ class AttentionAxes:
     """The axes of `attention.TreeAttention`, in the order of its parameters."""
 
     context_tokens: list[int]
+    attention_backends: list[str]
     page_sizes: list[int]
-    backends: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +75,11 @@ def profile_named(name: str) -> Profile:
 
 
 def step_axes(profile: Profile, device: str) -> StepAxes:
-    """Return the axes of the step suite; four contexts at least, so that a line can be fitted."""
+    """Return the axes of the step suite; on a CPU with four contexts, so that a line is fitted."""
     full = profile.name == "full"
     if device == "cuda":
         return StepAxes(
-            context_tokens=[1024, 4096, 16384, 32768, 65536]
-            if full
-            else [1024, 4096, 16384, 65536],
+            context_tokens=[1024, 4096, 16384, 65536] if full else [1024, 16384, 65536],
             page_sizes=[1, 16, 64] if full else [64],
             commit_lengths=[1, 4, 8] if full else [1, 8],
             attention_backends=["triton_serial", "triton_split"] if full else ["triton_split"],
@@ -96,18 +93,23 @@ def step_axes(profile: Profile, device: str) -> StepAxes:
 
 
 def attention_axes(profile: Profile, device: str) -> AttentionAxes:
-    """Return the axes of the attention suite; backends that a device cannot run are left out."""
+    """Return the axes of the attention suite; backends that a device cannot run are left out.
+
+    On a GPU four contexts, so that a line can be fitted over them, and more than one page size, so
+    that its part in a slowdown is measured and not guessed.
+    """
     full = profile.name == "full"
     if device == "cuda":
+        contexts = [1024, 16384, 65536, 189440]
         return AttentionAxes(
-            context_tokens=[1024, 32768, 65536, 131072, 189440] if full else [1024, 65536],
+            context_tokens=sorted([*contexts, 4096, 32768, 131072]) if full else contexts,
+            attention_backends=["triton_serial", "triton_split"],
             page_sizes=[1, 16, 64] if full else [1, 64],
-            backends=["triton_serial", "triton_split"],
         )
     return AttentionAxes(
-        context_tokens=[1024, 2048, 4096] if full else [1024, 4096],
+        context_tokens=[1024, 2048, 4096, 8192] if full else [1024, 4096],
+        attention_backends=["reference"],
         page_sizes=[1, 16, 64] if full else [1, 64],
-        backends=["reference"],
     )
 
 

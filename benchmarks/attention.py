@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 
-from benchmarks._regimes import DEVICE, PROFILE, Axis
+from benchmarks._regimes import DEVICE, PROFILE, attention_axes
 from benchmarks._suite import CaseFacts, Clock, _Suite
 from benchmarks._timing import CacheFlush, CudaQueue, settled_clock
 from engine.kernels import OPS, TreeAttentionCase, launched_programs
@@ -23,23 +23,18 @@ VALUE_DIM: Final = 512
 ROPE_DIM: Final = 64
 DTYPE: Final = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 OP: Final = OPS["tree_attention"]
-
-
-def _axes() -> tuple[list[int], list[str], list[int]]:
-    """Contexts, backends and page sizes of the profile; those of `quick` are among `full`'s."""
-    full = PROFILE.name == "full"
-    if DEVICE == "cuda":
-        contexts = [1024, 4096, 16384, 65536, 131072, 189440] if full else [1024, 65536, 189440]
-        return contexts, ["triton_serial", "triton_split"], [1, 16, 64] if full else [1]
-    contexts = [1024, 2048, 4096, 8192, 16384] if full else [1024, 4096, 16384]
-    return contexts, ["reference"], [1, 16, 64] if full else [1, 64]
+AXES = attention_axes(PROFILE, DEVICE)
 
 
 class TreeAttention(_Suite):
     """Attend 9 tree tokens to `context_tokens` committed rows and to their ancestors."""
 
     version = "1"
-    params: ClassVar[tuple[Axis, ...]] = _axes()
+    params: ClassVar[tuple[list[int], list[str], list[int]]] = (
+        AXES.context_tokens,
+        AXES.attention_backends,
+        AXES.page_sizes,
+    )
     param_names: ClassVar[list[str]] = ["context_tokens", "attention_backend", "page_size"]
 
     def build(self, context_tokens: int, attention_backend: str, page_size: int) -> None:

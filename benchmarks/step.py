@@ -19,7 +19,7 @@ from benchmarks._regimes import DEVICE, PROFILE, step_axes
 from benchmarks._suite import CaseFacts, SuiteError, _Suite
 from engine import Engine, EngineConfig, PlantedDrafter, StepBatch, preset, step_bytes
 from engine.draft_tree import WORD_BITS
-from engine.kernels.tree_attention import num_programs
+from engine.kernels import launched_programs
 
 NODE_BUDGET = 16
 OBSERVED_STEPS = 5
@@ -101,10 +101,12 @@ class Step(_Suite):
 
     def num_programs(self, backend: str, tree_size: int) -> int | None:
         """Count the programs one layer's verify attention is launched with; None without any."""
+        if backend == "reference":
+            return None
         config, cache = self.engine.target.config, self.batch.cache
         words = -(-tree_size // WORD_BITS)
-        return num_programs(
-            backend,
+        return launched_programs(
+            backend=backend,
             q=torch.zeros(1, tree_size, config.num_attention_heads, config.latent_dim).to(DEVICE),
             kv_pages=cache.layer(0),
             page_table=cache.page_table((0,)),
