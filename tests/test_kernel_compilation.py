@@ -13,6 +13,7 @@ import torch
 
 from engine.kernels import OPS
 from engine.kernels.tree_attention import TreeAttentionCase
+from engine.kernels.tree_attention.cases import chain
 from engine.kernels.tree_attention.problem import pose
 
 triton = pytest.importorskip("triton")  # comes with the package on Linux
@@ -25,6 +26,9 @@ from engine.kernels.tree_attention import tiles, triton_serial, triton_split  # 
 KIB = 1024
 SHARED_LIMIT = {90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB}  # opt-in shared memory of a block
 STACK_LIMIT = 32  # bytes a thread; a few registers at a loop's edge, nothing a tile spills
+# The wide tiles spill and are still the fastest of ten shapes on an H200: 8 warps spill nothing and
+# take 1.4 times as long, because half as many programs fit on an SM.
+SPILLS = {("split_kernel", 90, 64): 640, ("split_kernel", 100, 64): 640}
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 ELEMENTS = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 POINTERS = {  # others point to rows
@@ -37,7 +41,7 @@ EVERY_ARCH = pytest.mark.parametrize("arch", SHARED_LIMIT, ids=lambda arch: f"sm
 
 def production_problem(dtype, page_size):
     case = TreeAttentionCase(
-        "production", "", (64,), ((-1,),), 8, value_dim=512, rope_dim=64, page_size=page_size
+        "production", "", (64,), (chain(9),), 8, value_dim=512, rope_dim=64, page_size=page_size
     )
     arguments = OPS["tree_attention"].inputs(case, dtype=dtype)
     options = ("kv_scales", "num_splits", "out", "lse", "workspace")
@@ -73,22 +77,33 @@ def stack_bytes(cubin, folder):
 
 @EVERY_ARCH
 @pytest.mark.parametrize(
-    ("kernel", "dtype", "page_size"),
+    ("kernel", "sizes", "dtype", "page_size"),
     [
-        (triton_serial.serial_kernel, torch.bfloat16, 64),
-        (triton_split.split_kernel, torch.bfloat16, 1),
-        (triton_split.split_kernel, torch.float32, 16),
+        (
+            triton_serial.serial_kernel,
+            lambda problem, _: tiles.per_head(problem),
+            torch.bfloat16,
+            64,
+        ),
+        (triton_split.split_kernel, triton_split.packed, torch.bfloat16, 1),
+        (triton_split.split_kernel, triton_split.packed, torch.bfloat16, 64),
+        (triton_split.split_kernel, triton_split.packed, torch.float32, 16),
     ],
-    ids=["serial-bfloat16-page64", "split-bfloat16-page1", "split-float32-page16"],
+    ids=[
+        "serial-bfloat16-page64",
+        "split-bfloat16-page1",
+        "split-bfloat16-page64",
+        "split-float32-page16",
+    ],
 )
-def test_attention_kernel_fits_the_machine(arch, kernel, dtype, page_size, tmp_path):
+def test_attention_kernel_fits_the_machine(arch, kernel, sizes, dtype, page_size, tmp_path):
     problem = production_problem(dtype, page_size)
-    meta = tiles.per_head(problem) | {"PAGE_SIZE": page_size, "HYBRID": False}
+    meta = sizes(problem, arch) | {"PAGE_SIZE": page_size, "HYBRID": False}
 
     shared, stack = resources(kernel, meta, arch, dtype, tmp_path)
 
     assert shared <= SHARED_LIMIT[arch]
-    assert stack <= STACK_LIMIT
+    assert stack <= SPILLS.get((kernel.__name__, arch, page_size), STACK_LIMIT)
 
 
 @EVERY_ARCH

@@ -15,7 +15,7 @@ import torch
 
 from engine.errors import BackendError, ShapeError
 from engine.kernels import OPS, launched_programs, tree_attention
-from engine.kernels.tree_attention import TreeAttentionCase, num_programs
+from engine.kernels.tree_attention import TreeAttentionCase
 from engine.kernels.tree_attention.cases import bush, inputs
 
 OP = OPS["tree_attention"]
@@ -164,7 +164,7 @@ def test_caller_may_own_the_outputs(device, backend):
 @pytest.mark.parametrize("device", SPLIT_DEVICES)
 @pytest.mark.parametrize(
     ("name", "num_splits"),
-    [("edge64-page16", 1), ("edge64-page16", 3), ("any-mask", 4), ("strided", 7), ("hybrid", 17)],
+    [("edge64-page16", 1), ("edge64-page16", 3), ("any-mask", 4), ("strided", 7), ("long", 20)],
 )
 def test_number_of_splits_does_not_change_the_result(device, num_splits, name):
     arguments = OP.inputs(CASES[name], device=device)
@@ -266,7 +266,8 @@ if INTERPRETED:
         arguments = OP.inputs(CASES["word-edge"])  # 3 sequences, 2 heads, 33 tokens in blocks of 16
 
         assert launched_programs(**arguments, backend="triton_serial") == 3 * 2 * 3
-        assert launched_programs(**arguments, backend="triton_split", num_splits=5) == 3 * 2 * 3 * 5
+        # ⌈33 * 2 / 32⌉ blocks of packed rows
+        assert launched_programs(**arguments, backend="triton_split", num_splits=5) == 3 * 3 * 5
         with pytest.raises(BackendError, match="got 'reference'"):
             launched_programs(**arguments, backend="reference")
 
@@ -303,9 +304,11 @@ def test_cost_counts_every_row_once_and_every_visible_pair():
 
 @pytest.mark.parametrize(
     ("backend", "num_splits", "programs"),
-    [("reference", None, None), ("triton_serial", None, 8), ("triton_split", 33, 264)],
+    # one program a head; ⌈9 * 8 / 32⌉ blocks of packed rows
+    [("triton_serial", None, 8), ("triton_split", 33, 99)],
 )
 def test_programs_of_the_incidents_shape_are_counted(backend, num_splits, programs):
     case = TreeAttentionCase("", "", context_lens=(300,), trees=(bush(9, 0),), num_heads=8)
+    arguments = inputs(case) | {"num_splits": num_splits}
 
-    assert num_programs(backend, **inputs(case), num_splits=num_splits) == programs
+    assert launched_programs(**arguments, backend=backend) == programs

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["OP", "TreeAttentionCase", "num_programs", "tree_attention"]
+__all__ = ["OP", "TreeAttentionCase", "tree_attention"]
 
 
 def _run_serial(problem: Problem) -> None:
@@ -73,10 +73,6 @@ _PROGRAMS: dict[str, Callable[[Problem], int]] = {
     "triton_serial": _serial_programs,
     "triton_split": _split_programs,
 }
-
-_OPTIONS: dict[str, Any] = dict.fromkeys(
-    ("tree_kv", "kv_scales", "num_splits", "out", "lse", "workspace")
-)
 
 
 def tree_attention(
@@ -172,22 +168,6 @@ def tree_attention(
     if len(q):
         run(problem)
     return problem.out, problem.lse
-
-
-def num_programs(backend: str, **arguments: Any) -> int | None:
-    """Count the programs a call's row-reading kernel is launched with; None without a kernel.
-
-    Takes what `tree_attention` takes. Fewer programs than the device has SMs leave SMs idle.
-    """
-    if backend == "triton_serial":
-        from engine.kernels.tree_attention import triton_serial  # noqa: PLC0415 - see _BACKENDS
-
-        return triton_serial.num_programs(pose(**(_OPTIONS | arguments)))
-    if backend == "triton_split":
-        from engine.kernels.tree_attention import triton_split  # noqa: PLC0415 - see _BACKENDS
-
-        return triton_split.num_programs(pose(**(_OPTIONS | arguments)))
-    return None
 
 
 def launched_programs(q: Tensor, *operands: Tensor, backend: str, **arguments: Any) -> int:

@@ -64,11 +64,12 @@ def per_head(problem: Problem) -> dict[str, int]:
     """Sizes of the tiles of the kernels that work on one head at a time, and their warps."""
     wide = problem.q.dtype == torch.float32 and problem.value_dim > FLOAT32_SCORE_DIMS
     return {
-        "BLOCK_TOKENS": BLOCK_TOKENS,
+        "BLOCK_ROWS": BLOCK_TOKENS,
         "BLOCK_KEYS": FLOAT32_KEYS if wide else BLOCK_KEYS,
         "VALUE_DIM": problem.value_dim,
         "ROPE_DIM": problem.rope_dim,
         "SCORE_DIMS": FLOAT32_SCORE_DIMS if wide else problem.value_dim,
+        "READ_ONCE": False,
         "num_warps": NUM_WARPS,
         "num_stages": NUM_STAGES,
     }
@@ -109,6 +110,16 @@ def page_offsets(table_ptr, positions, live, stride_page, stride_row, PAGE_SIZE:
 
 
 @triton.jit
+def page_tile_offsets(
+    table_ptr, first_position, lanes, stride_page, stride_row, PAGE_SIZE: tl.constexpr
+):
+    """Element offsets (int64) of a committed tile that lies in one page: one page id is read."""
+    page_id = tl.load(table_ptr + first_position // PAGE_SIZE).to(tl.int64)
+    rows = (first_position % PAGE_SIZE + lanes).to(tl.int64)
+    return page_id * stride_page + rows * stride_row
+
+
+@triton.jit
 def ancestors(bits_ptr, tokens, token_live, columns, column_live, stride_token):
     """Bool tile [tokens, columns]: bit `column` of the token's words, false where not live."""
     words = tl.load(
@@ -134,10 +145,10 @@ def absorb(scores, values, peak, total, acc):
 
 @triton.jit
 def gather_and_absorb(
-    q_rows, token_live,  # pointers to the queries [BLOCK_TOKENS, 1], read where live
-    q_value, q_rope,  # the same queries [BLOCK_TOKENS, VALUE_DIM], [BLOCK_TOKENS, ROPE_DIM]
+    q_rows, token_live,  # pointers to the queries [BLOCK_ROWS, 1], read where live
+    q_value, q_rope,  # the same queries [BLOCK_ROWS, VALUE_DIM], [BLOCK_ROWS, ROPE_DIM]
     rows_ptr, offsets, live,  # rows at rows_ptr + offsets [BLOCK_KEYS], read where live
-    visible,  # [BLOCK_TOKENS, BLOCK_KEYS]
+    visible,  # [BLOCK_ROWS, BLOCK_KEYS]
     scale,
     peak, total, acc,
     VALUE_DIM: tl.constexpr, ROPE_DIM: tl.constexpr, SCORE_DIMS: tl.constexpr,
@@ -172,42 +183,77 @@ def gather_and_absorb(
 
 
 @triton.jit
+def read_once_and_absorb(
+    q_value, q_rope,  # [BLOCK_ROWS, VALUE_DIM], [BLOCK_ROWS, ROPE_DIM]
+    rows_ptr, offsets, live,  # rows at rows_ptr + offsets [BLOCK_KEYS], read where live
+    visible,  # [BLOCK_ROWS, BLOCK_KEYS]
+    scale,
+    peak, total, acc,
+    VALUE_DIM: tl.constexpr, ROPE_DIM: tl.constexpr,
+):  # fmt: skip
+    """Fold one tile of rows, read once: its leading dims are the values and, transposed, keys."""
+    value_dims = tl.arange(0, VALUE_DIM)
+    rope_dims = VALUE_DIM + tl.arange(0, ROPE_DIM)
+    values = tl.load(
+        rows_ptr + offsets[:, None] + value_dims[None, :], mask=live[:, None], other=0.0
+    )
+    keys_rope = tl.load(
+        rows_ptr + offsets[None, :] + rope_dims[:, None], mask=live[None, :], other=0.0
+    )
+    scores = tl.dot(q_value, tl.trans(values), input_precision="ieee")
+    scores = tl.dot(q_rope, keys_rope, scores, input_precision="ieee")
+    # Rows that are not live may hold NaN: they were loaded as 0 and weigh exp2(-inf) = 0.
+    scores = tl.where(visible, scores * scale, -float("inf"))
+    return absorb(scores, values, peak, total, acc)
+
+
+@triton.jit
 def walk(
-    q_ptr,  # query of token 0 for this sequence and head
+    q_rows,  # pointers to the queries of this program's rows [BLOCK_ROWS, 1]
+    tokens,  # [BLOCK_ROWS] the tree token each row belongs to; beyond the tree: padding
     kv_ptr, table_ptr,  # pages of the layer; this sequence's page ids
     tree_ptr,  # this sequence's first tree row where HYBRID, else never read
     bits_ptr,  # this sequence's ancestor words [T, W]
-    tokens,  # [BLOCK_TOKENS] tree tokens of this program
     context_len, tree_size, first_tile, last_tile, scale,
-    stride_q_token, stride_page, stride_row, stride_tree_row, stride_bits_token,
-    PAGE_SIZE: tl.constexpr, HYBRID: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    stride_page, stride_row, stride_tree_row, stride_bits_token,
+    PAGE_SIZE: tl.constexpr, HYBRID: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr, VALUE_DIM: tl.constexpr, ROPE_DIM: tl.constexpr,
-    SCORE_DIMS: tl.constexpr,
+    SCORE_DIMS: tl.constexpr, READ_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Attend the tokens to tiles [first_tile, last_tile): the committed ones, then the tree's."""
+    """Attend the rows to tiles [first_tile, last_tile): the committed ones, then the tree's."""
     token_live = tokens < tree_size
-    q_rows = q_ptr + tokens[:, None].to(tl.int64) * stride_q_token
     q_value = tl.load(
         q_rows + tl.arange(0, VALUE_DIM)[None, :], mask=token_live[:, None], other=0.0
     )
     q_rope = tl.load(
         q_rows + VALUE_DIM + tl.arange(0, ROPE_DIM)[None, :], mask=token_live[:, None], other=0.0
     )
-    peak = tl.full([BLOCK_TOKENS], -float("inf"), tl.float32)
-    total = tl.zeros([BLOCK_TOKENS], tl.float32)
-    acc = tl.zeros([BLOCK_TOKENS, VALUE_DIM], tl.float32)
+    peak = tl.full([BLOCK_ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_ROWS], tl.float32)
+    acc = tl.zeros([BLOCK_ROWS, VALUE_DIM], tl.float32)
     lanes = tl.arange(0, BLOCK_KEYS)
     context_tiles = tl.cdiv(context_len, BLOCK_KEYS)
 
     for tile in range(first_tile, tl.minimum(last_tile, context_tiles)):
         positions = tile * BLOCK_KEYS + lanes
         live = positions < context_len
-        offsets = page_offsets(table_ptr, positions, live, stride_page, stride_row, PAGE_SIZE)
+        if PAGE_SIZE % BLOCK_KEYS == 0:  # the tile lies in one page
+            offsets = page_tile_offsets(
+                table_ptr, tile * BLOCK_KEYS, lanes, stride_page, stride_row, PAGE_SIZE
+            )
+        else:
+            offsets = page_offsets(table_ptr, positions, live, stride_page, stride_row, PAGE_SIZE)
         visible = live[None, :] & token_live[:, None]
-        peak, total, acc = gather_and_absorb(
-            q_rows, token_live, q_value, q_rope, kv_ptr, offsets, live, visible, scale,
-            peak, total, acc, VALUE_DIM, ROPE_DIM, SCORE_DIMS,
-        )  # fmt: skip
+        if READ_ONCE:
+            peak, total, acc = read_once_and_absorb(
+                q_value, q_rope, kv_ptr, offsets, live, visible, scale,
+                peak, total, acc, VALUE_DIM, ROPE_DIM,
+            )  # fmt: skip
+        else:
+            peak, total, acc = gather_and_absorb(
+                q_rows, token_live, q_value, q_rope, kv_ptr, offsets, live, visible, scale,
+                peak, total, acc, VALUE_DIM, ROPE_DIM, SCORE_DIMS,
+            )  # fmt: skip
 
     for tile in range(tl.maximum(first_tile, context_tiles), last_tile):
         columns = (tile - context_tiles) * BLOCK_KEYS + lanes
@@ -221,10 +267,16 @@ def walk(
             offsets = page_offsets(
                 table_ptr, context_len + columns, live, stride_page, stride_row, PAGE_SIZE
             )
-        peak, total, acc = gather_and_absorb(
-            q_rows, token_live, q_value, q_rope, rows_ptr, offsets, live, visible, scale,
-            peak, total, acc, VALUE_DIM, ROPE_DIM, SCORE_DIMS,
-        )  # fmt: skip
+        if READ_ONCE:
+            peak, total, acc = read_once_and_absorb(
+                q_value, q_rope, rows_ptr, offsets, live, visible, scale,
+                peak, total, acc, VALUE_DIM, ROPE_DIM,
+            )  # fmt: skip
+        else:
+            peak, total, acc = gather_and_absorb(
+                q_rows, token_live, q_value, q_rope, rows_ptr, offsets, live, visible, scale,
+                peak, total, acc, VALUE_DIM, ROPE_DIM, SCORE_DIMS,
+            )  # fmt: skip
 
     # Rows that saw nothing: result 0, lse -inf, without a division by 0 or a logarithm of it.
     seen = total > 0.0

@@ -40,26 +40,27 @@ def serial_kernel(
     stride_tree_sequence, stride_tree_row,
     stride_out_sequence, stride_out_token, stride_out_head,
     stride_lse_sequence, stride_lse_token, stride_lse_head,
-    PAGE_SIZE: tl.constexpr, HYBRID: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, HYBRID: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr, VALUE_DIM: tl.constexpr, ROPE_DIM: tl.constexpr,
-    SCORE_DIMS: tl.constexpr,
+    SCORE_DIMS: tl.constexpr, READ_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Write out and lse of one block of tokens, for one head of one sequence."""
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
-    tokens = tl.program_id(2) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
+    tokens = tl.program_id(2) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     context_len = tl.load(context_ptr + sequence).to(tl.int32)
     tree_size = tl.load(tree_sizes_ptr + sequence).to(tl.int32)
-    num_tiles = tiles.count(context_len, tree_size, tl.program_id(2) * BLOCK_TOKENS, BLOCK_KEYS)
+    num_tiles = tiles.count(context_len, tree_size, tl.program_id(2) * BLOCK_ROWS, BLOCK_KEYS)
 
+    q_rows = q_ptr + sequence * stride_q_sequence + head * stride_q_head
     out, lse = tiles.walk(
-        q_ptr + sequence * stride_q_sequence + head * stride_q_head,
+        q_rows + tokens[:, None].to(tl.int64) * stride_q_token, tokens,
         kv_ptr, table_ptr + sequence * stride_table, tree_ptr + sequence * stride_tree_sequence,
         bits_ptr + sequence * stride_bits_sequence,
-        tokens, context_len, tree_size, 0, num_tiles, scale,
-        stride_q_token, stride_page, stride_row, stride_tree_row, stride_bits_token,
-        PAGE_SIZE, HYBRID, BLOCK_TOKENS, BLOCK_KEYS, VALUE_DIM, ROPE_DIM,
-        SCORE_DIMS,
+        context_len, tree_size, 0, num_tiles, scale,
+        stride_page, stride_row, stride_tree_row, stride_bits_token,
+        PAGE_SIZE, HYBRID, BLOCK_ROWS, BLOCK_KEYS, VALUE_DIM, ROPE_DIM,
+        SCORE_DIMS, READ_ONCE,
     )  # fmt: skip
 
     stored = tokens < T
@@ -93,13 +94,7 @@ def run(problem: Problem) -> None:
         )  # fmt: skip
 
 
-def num_programs(problem: Problem) -> int:
-    """Programs of the launch; the context does not enter."""
-    N, T, H, _ = problem.q.shape
-    return N * H * tiles.num_token_blocks(T)
-
-
 def programs(problem: Problem) -> int:
-    """Programs of the launch."""
+    """Programs of the launch; the context does not enter."""
     N, T, H, _ = problem.q.shape
     return N * H * tiles.num_token_blocks(T)

@@ -1,6 +1,8 @@
 """The rows of a sequence divided over programs; a second kernel merges the partial results.
 
-Each (sequence, head, block of tokens) is worked on by `num_splits` programs. A program takes an
+Tree tokens and heads are packed into rows that share one read of the cache, and a tile of rows is
+read once: its leading dims serve as values and, transposed, as keys, while the next tile loads.
+Each (sequence, block of packed rows) is worked on by `num_splits` programs. A program takes an
 equal run of tiles, committed and tree tiles counted alike, so that short and long sequences of
 one launch need no plan from the host; programs beyond a short sequence's last tile find nothing
 to do. Partial results are float32 and merged in a fixed order, so results repeat to the bit.
@@ -28,11 +30,18 @@ if TYPE_CHECKING:
 
     from engine.kernels.tree_attention.problem import Problem
 
-PROGRAMS_PER_SM = 1  # resident at once at D = 576 in bf16; bound by registers
+PROGRAMS_PER_SM = 2  # resident at once at D = 576 in bf16
+# Rows and keys of a tile of packed rows, warps, stages. The first was the fastest of ten shapes on
+# an H200 for 72, 264 and 520 rows; its two stages need 147 KB, so cards with 99 KB get the second,
+# the largest that does not spill there.
+WIDE_TILES = {"BLOCK_ROWS": 16, "BLOCK_KEYS": 64, "num_warps": 4, "num_stages": 2}
+NARROW_TILES = {"BLOCK_ROWS": 32, "BLOCK_KEYS": 32, "num_warps": 8, "num_stages": 3}
+WIDE_ARCHS = (90, 100)  # sm_90, sm_100
 MIN_SPLIT_ROWS = 2 * tiles.BLOCK_KEYS  # below this a split costs more in merging than it saves
 MERGE_WARPS = 4
 BLOCK_SPLITS = 16  # partial rows a merging program has in flight
 INTERPRETER_SMS = 8  # stands in for the number of SMs where there is no device
+INTERPRETER_ARCH = 0  # and for the architecture
 
 
 @triton.jit
@@ -51,34 +60,38 @@ def split_kernel(
     stride_page, stride_row,
     stride_table, stride_bits_sequence, stride_bits_token,
     stride_tree_sequence, stride_tree_row,
-    PAGE_SIZE: tl.constexpr, HYBRID: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, HYBRID: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr, VALUE_DIM: tl.constexpr, ROPE_DIM: tl.constexpr,
-    SCORE_DIMS: tl.constexpr,
+    SCORE_DIMS: tl.constexpr, READ_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Write the partial result of one split, for one block of tokens of one head."""
-    sequence = (tl.program_id(0) // H).to(tl.int64)
-    head = (tl.program_id(0) % H).to(tl.int64)
-    tokens = tl.program_id(1) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
+    """Write the partial result of one split, for one block of rows of one sequence."""
+    sequence = tl.program_id(0).to(tl.int64)
+    first_row = tl.program_id(1) * BLOCK_ROWS
+    packed = first_row + tl.arange(0, BLOCK_ROWS)  # row = token * H + head
+    tokens, heads = packed // H, packed % H
     split = tl.program_id(2)
     context_len = tl.load(context_ptr + sequence).to(tl.int32)
     tree_size = tl.load(tree_sizes_ptr + sequence).to(tl.int32)
-    num_tiles = tiles.count(context_len, tree_size, tl.program_id(1) * BLOCK_TOKENS, BLOCK_KEYS)
+    num_tiles = tiles.count(context_len, tree_size, first_row // H, BLOCK_KEYS)
     tiles_per_split = tl.cdiv(num_tiles, num_splits)
     first_tile = split * tiles_per_split
     last_tile = tl.minimum(first_tile + tiles_per_split, num_tiles)
 
+    q_rows = q_ptr + sequence * stride_q_sequence
+    q_rows += tokens[:, None].to(tl.int64) * stride_q_token
+    q_rows += heads[:, None].to(tl.int64) * stride_q_head
     out, lse = tiles.walk(
-        q_ptr + sequence * stride_q_sequence + head * stride_q_head,
+        q_rows, tokens,
         kv_ptr, table_ptr + sequence * stride_table, tree_ptr + sequence * stride_tree_sequence,
         bits_ptr + sequence * stride_bits_sequence,
-        tokens, context_len, tree_size, first_tile, last_tile, scale,
-        stride_q_token, stride_page, stride_row, stride_tree_row, stride_bits_token,
-        PAGE_SIZE, HYBRID, BLOCK_TOKENS, BLOCK_KEYS, VALUE_DIM, ROPE_DIM,
-        SCORE_DIMS,
+        context_len, tree_size, first_tile, last_tile, scale,
+        stride_page, stride_row, stride_tree_row, stride_bits_token,
+        PAGE_SIZE, HYBRID, BLOCK_ROWS, BLOCK_KEYS, VALUE_DIM, ROPE_DIM,
+        SCORE_DIMS, READ_ONCE,
     )  # fmt: skip
 
     stored = tokens < T
-    rows = ((split * N + sequence) * T + tokens) * H + head
+    rows = (split * N + sequence) * T * H + packed
     seen = stored & (lse > -float("inf"))
     out_rows = partial_out_ptr + rows[:, None] * VALUE_DIM + tl.arange(0, VALUE_DIM)[None, :]
     tl.store(out_rows, out, mask=seen[:, None])
@@ -154,29 +167,44 @@ def choose_num_splits(problem: Problem) -> int:
     A function of N, H, T, the capacity of the page table and the number of SMs, so that it is the
     same for every step of a captured graph and needs no length from the device.
     """
-    N, T, H, _ = problem.q.shape
-    programs = N * H * tiles.num_token_blocks(T)
+    programs = len(problem.q) * num_row_blocks(problem)
     filling = PROGRAMS_PER_SM * num_sms(problem.q.device) // programs
     return max(1, min(filling, problem.capacity // MIN_SPLIT_ROWS))
 
 
-def num_programs(problem: Problem) -> int:
-    """Programs of the launch that reads the rows, the merge left out."""
-    N, T, H, _ = problem.q.shape
-    return N * H * tiles.num_token_blocks(T) * (problem.num_splits or choose_num_splits(problem))
-
-
 def programs(problem: Problem) -> int:
     """Programs of the launch that reads the rows."""
-    N, T, H, _ = problem.q.shape
     num_splits = problem.num_splits or choose_num_splits(problem)
-    return N * H * tiles.num_token_blocks(T) * num_splits
+    return len(problem.q) * num_row_blocks(problem) * num_splits
 
 
 def workspace_size(problem: Problem, num_splits: int) -> int:
     """Floats the partial results of a call take."""
     N, T, H, _ = problem.q.shape
     return num_splits * N * T * H * (problem.value_dim + 1)
+
+
+def packed(problem: Problem, arch: int) -> dict[str, int]:
+    """Sizes of the tiles of packed rows on an architecture (90 is sm_90), warps and stages."""
+    sizes = tiles.per_head(problem)
+    if sizes["SCORE_DIMS"] < problem.value_dim:
+        return sizes  # rows too wide to be held while they are keys and values
+    return sizes | (WIDE_TILES if arch in WIDE_ARCHS else NARROW_TILES) | {"READ_ONCE": True}
+
+
+def num_row_blocks(problem: Problem) -> int:
+    """Blocks that the packed rows of a sequence are cut into."""
+    _, T, H, _ = problem.q.shape
+    return -(-T * H // packed(problem, arch_of(problem.q.device))["BLOCK_ROWS"])
+
+
+@cache
+def arch_of(device: torch.device) -> int:
+    """Architecture of a device, 90 for sm_90; a stand-in for Triton's interpreter."""
+    if device.type != "cuda":
+        return INTERPRETER_ARCH
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 @cache
@@ -209,7 +237,7 @@ def _launch_split(
 ) -> None:
     N, T, H, _ = problem.q.shape
     tree, stride_tree_sequence, stride_tree_row = tiles.tree_rows(problem)
-    split_kernel[(N * H, tiles.num_token_blocks(T), num_splits)](
+    split_kernel[(N, num_row_blocks(problem), num_splits)](
         problem.q, problem.kv_pages, problem.page_table, problem.context_lens,
         problem.ancestor_bits, problem.tree_sizes, tree, partial_out, partial_lse,
         N, T, H, num_splits, problem.softmax_scale * tiles.LOG2_E.value,
@@ -218,7 +246,7 @@ def _launch_split(
         problem.page_table.stride(0), *problem.ancestor_bits.stride()[:2],
         stride_tree_sequence, stride_tree_row,
         PAGE_SIZE=problem.page_size, HYBRID=problem.tree_kv is not None,
-        **tiles.per_head(problem),
+        **packed(problem, arch_of(problem.q.device)),
     )  # fmt: skip
 
 
