@@ -6,9 +6,10 @@ which.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
-from sqlalchemy import func, or_, select
+from sqlalchemy import Select, func, or_, select
 from sqlalchemy.orm import Session
 
 from db.case_queries import case_results
@@ -180,6 +181,30 @@ def history(
         No series has that id.
     """
     _require_series(session, series_id)
+    query = _history_query(series_id, include_dirty=include_dirty, main_only=main_only)
+    rows = session.execute(query).all()
+    basis = _order_basis(rows)
+    rows = _in_order(rows)
+    frame = frame_of(rows, HISTORY_COLUMNS)
+    frame["started_at"] = pd.to_datetime(frame["started_at"], unit="ms", utc=True)
+    frame["status"] = frame["status"].astype(str)
+    for name in ("value", "q25", "q75", "ci_low", "ci_high", "n"):
+        frame[name] = frame[name].astype(float)
+    frame.insert(0, "order", pd.factorize(frame["commit"])[0])
+    labels = [
+        None if row.Runner is None else environment_label(row.Runner, row.RunnerEnvironment)
+        for row in rows
+    ]
+    frame["epoch"] = _epochs([row.environment_id for row in rows])
+    frame["environment"] = pd.Series(labels, dtype=object)
+    frame.attrs["order_basis"] = str(basis)
+    return frame
+
+
+def _history_query(
+    series_id: int, *, include_dirty: bool, main_only: bool
+) -> Select[*tuple[Any, ...]]:
+    """Select what `history` shows, in the order in which it was measured."""
     query = (
         select(
             Commit.sha,
@@ -215,23 +240,7 @@ def history(
         query = query.where(
             or_(Commit.branch.is_not(None), Commit.order_basis != OrderBasis.REPOSITORY)
         )
-    rows = session.execute(query.order_by(Result.started_at_ms, Result.id)).all()
-    basis = _order_basis(rows)
-    rows = _in_order(rows)
-    frame = frame_of(rows, HISTORY_COLUMNS)
-    frame["started_at"] = pd.to_datetime(frame["started_at"], unit="ms", utc=True)
-    frame["status"] = frame["status"].astype(str)
-    for name in ("value", "q25", "q75", "ci_low", "ci_high", "n"):
-        frame[name] = frame[name].astype(float)
-    frame.insert(0, "order", pd.factorize(frame["commit"])[0])
-    labels = [
-        None if row.Runner is None else environment_label(row.Runner, row.RunnerEnvironment)
-        for row in rows
-    ]
-    frame["epoch"] = _epochs([row.environment_id for row in rows])
-    frame["environment"] = pd.Series(labels, dtype=object)
-    frame.attrs["order_basis"] = str(basis)
-    return frame
+    return query.order_by(Result.started_at_ms, Result.id)
 
 
 def change_points(session: Session, series_id: int) -> pd.DataFrame:

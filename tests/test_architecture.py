@@ -64,7 +64,11 @@ def test_files_and_functions_stay_small(path):
 def test_engine_files_carry_no_exec_bit_and_no_link():
     """Every blob of engine/ is mode 100644, which the tree hash of an installed copy assumes."""
     listing = subprocess.run(
-        ["git", "ls-files", "--stage", "engine"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "--stage", "engine"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.splitlines()
 
     assert {line.split()[0] for line in listing} == {"100644"}
