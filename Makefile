@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 DB ?= sqlite:///ddtree-bench.db
 PYTEST_ARGS ?=
+# One thread: the models are tiny, and several test processes share few cores.
+test test-gpu: export OMP_NUM_THREADS = 1
 
 .PHONY: bench dashboard test test-gpu lint install clean
 .DEFAULT_GOAL := help
