@@ -11,6 +11,7 @@ import pandas as pd
 
 from dashboard.selection import parse_params
 from db.evidence import CaseDiagnosis, Diagnosis, Evidence, EvidencePoint
+from db.numbers import digits
 
 _CASE_COLUMNS: Final = ("context_tokens", "time_ms", "floor_ms", "ratio_text", "n", "series")
 _READING_COLUMNS: Final = ("counter", "share_pct", "text", "meaning", "role")
@@ -71,7 +72,7 @@ def cases_over_context(
                 case.context_tokens,
                 case.time_ms,
                 floor_ms,
-                "" if ratio is None else f"{ratio:,.3g}\N{MULTIPLICATION SIGN}",
+                "" if ratio is None else f"{digits(ratio, 3)}\N{MULTIPLICATION SIGN}",
                 case.n,
                 case,
             )
@@ -153,7 +154,7 @@ def counter_readings(
             (
                 "bytes it had to read",
                 share,
-                f"{case.effective_gb_s:.3g} GB/s, {share:.2g} % of peak",
+                f"{digits(case.effective_gb_s, 3)} GB/s, {digits(share, 2)} % of peak",
                 f"{case.bytes_basis} over the time they took",
                 "evidence",
             )

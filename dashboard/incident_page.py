@@ -20,6 +20,7 @@ from dashboard.units import commit_text
 from dashboard.url_filters import UrlFilters, url_filters
 from dashboard.words import case_name, count_text, escaped
 from db.evidence import CaseDiagnosis, Claim, Diagnosis, Evidence, EvidencePoint
+from db.numbers import digits
 
 # Machines under this label repeated the incident's attention with their own telemetry.
 REPRODUCTION_MACHINES: Final = "h200"
@@ -97,7 +98,7 @@ def _recording(evidence: Evidence, diagnosis: Diagnosis) -> None:
 def _numbers(point: EvidencePoint, case: CaseDiagnosis, power_limit_w: float | None) -> None:
     limit = "limit not recorded" if power_limit_w is None else f"of {power_limit_w:g} W"
     known = (
-        ("Time", f"{case.time_ms:,.4g} ms", count_text(case.n, "sample")),
+        ("Time", f"{digits(case.time_ms, 4)} ms", count_text(case.n, "sample")),
         ("Effective rate", _number(case.effective_gb_s, "GB/s"), case.bytes_basis),
         ("Above the KV-read floor", _number(case.kv_floor_ratio, "\N{MULTIPLICATION SIGN}"), None),
         (
@@ -124,7 +125,7 @@ def _number(value: float | None, unit: str) -> str:
     if value is None:
         return "not known"
     gap = "" if unit == "\N{MULTIPLICATION SIGN}" else " "
-    return f"{value:,.3g}{gap}{unit}"
+    return f"{digits(value, 3)}{gap}{unit}"
 
 
 def _times(evidence: Evidence, cases: pd.DataFrame, *, only_kv: bool) -> None:
@@ -171,7 +172,7 @@ def _claim(claim: Claim) -> None:
     badge, statement, value, evidence = st.columns(CLAIM_COLUMNS, vertical_alignment="top")
     badge.badge(claim.status, color=CLAIM_BADGES[claim.status])
     statement.markdown(escaped(claim.statement))
-    value.markdown(f"**{claim.value:,.4g}** {escaped(claim.unit)}")
+    value.markdown(f"**{digits(claim.value, 4)}** {escaped(claim.unit)}")
     evidence.caption(escaped(claim.evidence))
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from db.numbers import MISSING
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MISSING: Final = "\N{EN DASH}"
 LONGEST: Final = 400  # characters of one piece of foreign text
 
 _UNSAFE_IN_CODE: Final = frozenset("`|\\<>&@")

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from dashboard.markdown import MISSING, code, escape, head, row
+from dashboard.markdown import code, escape, head, row
 from dashboard.units import change_text, commit_text, display_unit
 from dashboard.verdicts import counted, headline, is_screened, why
 from db.compare import Verdict
+from db.numbers import MISSING, digits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -187,7 +188,7 @@ def _left_out(counts: dict[Verdict, int]) -> str:
 
 
 def _percent(ratio: float) -> str:
-    return f"{100 * ratio:.2g} %"
+    return f"{digits(100 * ratio, 2)} %"
 
 
 def _machines(cases: Iterable[CaseComparison]) -> int:

@@ -18,6 +18,7 @@ from dashboard.verdicts import headline, is_screened, why
 from dashboard.words import case_name
 from db.compare import Verdict
 from db.diagnose import Status
+from db.numbers import MISSING, digits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -45,7 +46,6 @@ STATUS_STYLES: Final = {
     Status.UNTESTED: "dim",
 }
 TOLD_BY_TABLE: Final = "distance_from_floor"  # a claim that is a column of the table above it
-_MISSING: Final = "\N{EN DASH}"
 
 
 def console(*, error: bool = False) -> Console:
@@ -57,7 +57,7 @@ def console(*, error: bool = False) -> Console:
 
 
 def print_report(to: Console, report: IngestReport) -> None:
-    """Print what an ingest found, stored and refused."""
+    """Print what an ingest found and stored; what it refused is an error's to tell."""
     to.print(
         f"{report.files} files, {report.values} values: {report.new_results} results new, "
         f"{report.unchanged} known, {report.failed} failed, {report.skipped} skipped"
@@ -109,7 +109,7 @@ def _comparison_table(cases: Sequence[CaseComparison]) -> Table:
             unit.text(case.base_value),
             unit.text(case.head_value),
             change_text(case.relative_change) + mark,
-            _MISSING if case.interval_low is None else bounds,
+            MISSING if case.interval_low is None else bounds,
             f"{case.n_base}/{case.n_head}",
             why(case),
         )
@@ -125,14 +125,14 @@ def _diagnosis_table(cases: Sequence[CaseDiagnosis]) -> Table:
         floor = case.floor_ms if case.floor_ms is not None else case.kv_floor_ms
         table.add_row(
             name,
-            _number(case.time_ms, "{:.4g} ms"),
-            _number(floor, "{:.3g} ms"),
-            _number(ratio, "{:.3g}\N{MULTIPLICATION SIGN}"),
-            _number(case.effective_gb_s, "{:.3g} GB/s"),
-            _number(case.fraction_of_peak and 100 * case.fraction_of_peak, "{:.2f} %"),
-            _number(case.commit_length, "{:.2g}"),
+            _number(case.time_ms, 4, " ms"),
+            _number(floor, 3, " ms"),
+            _number(ratio, 3, "\N{MULTIPLICATION SIGN}"),
+            _number(case.effective_gb_s, 3, " GB/s"),
+            MISSING if case.fraction_of_peak is None else f"{100 * case.fraction_of_peak:.2f} %",
+            _number(case.commit_length, 2),
             str(case.n),
-            case.bound or _MISSING,
+            case.bound or MISSING,
         )
     return table
 
@@ -171,5 +171,5 @@ def _print_rest(to: Console, count: int) -> None:
         to.print(f"… and {count - MOST_ROWS} more (--json gives all)", style="dim")
 
 
-def _number(value: float | None, form: str) -> str:
-    return _MISSING if value is None else form.format(value)
+def _number(value: float | None, count: int, unit: str = "") -> str:
+    return MISSING if value is None else f"{digits(value, count)}{unit}"

@@ -7,12 +7,13 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from db.numbers import MISSING, digits
+
 _SCALES: Final[dict[str, tuple[tuple[float, str], ...]]] = {
     "seconds": ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")),
     "bytes": ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")),
 }
 _ALIASES: Final = {"s": "seconds", "second": "seconds", "byte": "bytes", "B": "bytes"}
-_MISSING: Final = "\N{EN DASH}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,8 @@ class DisplayUnit:
     def text(self, value: float | None) -> str:
         """Give the value with four significant digits and its unit."""
         if value is None or math.isnan(value):
-            return _MISSING
-        return f"{value / self.divisor:,.4g} {self.label}".rstrip()
+            return MISSING
+        return f"{digits(value / self.divisor, 4)} {self.label}".rstrip()
 
 
 def display_unit(unit: str | None, typical: float | None) -> DisplayUnit:
@@ -45,16 +46,16 @@ def display_unit(unit: str | None, typical: float | None) -> DisplayUnit:
 def change_text(relative_change: float | None) -> str:
     """Give a relative change in percent with its sign, as a factor from three times on."""
     if relative_change is None or math.isnan(relative_change):
-        return _MISSING
+        return MISSING
     if relative_change >= 2:
-        return f"{1 + relative_change:,.3g}\N{MULTIPLICATION SIGN}"
+        return f"{digits(1 + relative_change, 3)}\N{MULTIPLICATION SIGN}"
     return f"{100 * relative_change:+.1f} %".replace("-", "\N{MINUS SIGN}")
 
 
 def p_value_text(p_value: float | None) -> str:
     """Give a p-value to two digits, never as zero."""
     if p_value is None or math.isnan(p_value):
-        return _MISSING
+        return MISSING
     if p_value < 1e-12:
         return "< 1e-12"
     return f"{p_value:.2g}"
@@ -62,4 +63,4 @@ def p_value_text(p_value: float | None) -> str:
 
 def commit_text(commit: str | None) -> str:
     """Give the first ten characters of a commit's hash."""
-    return commit[:10] if commit else _MISSING
+    return commit[:10] if commit else MISSING

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from db.evidence import Claim, Status
 from db.floors import MOSTLY_RESIDENT_PCT, STARVED_SHARE, is_starved
+from db.numbers import digits
 
 if TYPE_CHECKING:
     from db.evidence import CaseDiagnosis, Evidence, EvidencePoint
@@ -154,7 +155,7 @@ def _what_else_was_seen(point: EvidencePoint, case: CaseDiagnosis, evidence: Evi
         seen.append(f"power {counters['power_w']:.4g} W{limit}")
     if case.effective_gb_s is not None and case.fraction_of_peak is not None:
         seen.append(
-            f"{case.effective_gb_s:.3g} GB/s, {case.fraction_of_peak:.2%} of the "
+            f"{digits(case.effective_gb_s, 3)} GB/s, {case.fraction_of_peak:.2%} of the "
             f"{evidence.peak_source} peak"
         )
     return ", ".join(seen) or "no other counter was recorded"

@@ -21,6 +21,7 @@ from db.evidence import (
     Status,
 )
 from db.floors import KV_ALONE, bandwidth_pct, compute_pct, diagnose_case
+from db.numbers import digits
 from db.scaling import context_findings, page_size_claim
 
 if TYPE_CHECKING:
@@ -92,8 +93,8 @@ def _distance(point: EvidencePoint, case: CaseDiagnosis, evidence: Evidence) -> 
     return Claim(
         name="distance_from_floor",
         statement=(
-            f"{case.time_ms:.4g} ms is {case.floor_ratio:.3g} times its {floor} of "
-            f"{case.floor_ms:.3g} ms ({case.floor_basis})"
+            f"{digits(case.time_ms, 4)} ms is {digits(case.floor_ratio, 3)} times its {floor} of "
+            f"{digits(case.floor_ms, 3)} ms ({case.floor_basis})"
         ),
         value=case.floor_ratio,
         unit="times the floor",
@@ -128,8 +129,8 @@ def _rate(case: CaseDiagnosis, evidence: Evidence) -> str:
     if case.effective_gb_s is None or case.fraction_of_peak is None:
         return f"n = {case.n}, {case.floor_basis}"
     return (
-        f"{case.bytes_basis}: {case.effective_gb_s:.3g} GB/s, {case.fraction_of_peak:.2%} of the "
-        f"{evidence.peak_source} peak, n = {case.n}"
+        f"{case.bytes_basis}: {digits(case.effective_gb_s, 3)} GB/s, "
+        f"{case.fraction_of_peak:.2%} of the {evidence.peak_source} peak, n = {case.n}"
     )
 
 
@@ -140,8 +141,8 @@ def _under_the_floor(point: EvidencePoint, case: CaseDiagnosis, evidence: Eviden
     return Claim(
         name="under_the_floor",
         statement=(
-            f"{case.time_ms:.4g} ms is under its floor of {case.floor_ms:.4g} ms: this is not the "
-            "time of this work, or the work came from a cache"
+            f"{digits(case.time_ms, 4)} ms is under its floor of {digits(case.floor_ms, 4)} ms: "
+            "this is not the time of this work, or the work came from a cache"
         ),
         value=case.floor_ratio,
         unit="times the floor",
@@ -183,7 +184,7 @@ def _largest_stage(point: EvidencePoint, case: CaseDiagnosis, _evidence: Evidenc
         return None
     stage = max(case.stage_shares, key=lambda name: (case.stage_shares or {})[name])
     share = case.stage_shares[stage]
-    listed = ", ".join(f"{name} {s * 1e3:.4g} ms" for name, s in point.stage_seconds.items())
+    listed = ", ".join(f"{name} {digits(s * 1e3, 4)} ms" for name, s in point.stage_seconds.items())
     return Claim(
         name="largest_stage",
         statement=f"{stage} takes {share:.0%} of the step",

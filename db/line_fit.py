@@ -14,6 +14,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from db.evidence import LineFit
+from db.numbers import digits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -83,7 +84,8 @@ def refusal(num_bytes: Vector, times_s: Vector) -> str | None:
         reasons.append("the time does not grow with the bytes")
     if t0 < -NEGATIVE_T0 * float(times_s.max()):
         reasons.append(
-            f"t0 < 0: a straight line through the {len(times_s)} points begins at {t0 * 1e3:.3g} ms"
+            f"t0 < 0: a straight line through the {len(times_s)} points begins at "
+            f"{digits(t0 * 1e3, 3)} ms"
         )
     if furthest > MIN_BEND and _bends(num_bytes, times_s):
         reasons.append("the points bend")

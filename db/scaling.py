@@ -10,6 +10,7 @@ import numpy as np
 
 from db.evidence import Claim, Status
 from db.line_fit import fit_line, fixed_part, off_the_line, straight_line
+from db.numbers import digits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,7 +69,7 @@ def page_size_claim(slow: Sequence[EvidencePoint], points: Sequence[EvidencePoin
     verdict = "matters" if matters else "is not the cause"
     return Claim(
         name="page_size",
-        statement=f"page_size {verdict}: it is worth {ratios[label]:.3g} times",
+        statement=f"page_size {verdict}: it is worth {digits(ratios[label], 3)} times",
         value=ratios[label],
         unit="times, slowest over fastest page size",
         evidence=f"{label}: {_page_sizes(groups[label])}, all else equal",
@@ -104,8 +105,8 @@ def _fit_claim(sweep: _Sweep, fit: LineFit) -> Claim:
     return Claim(
         name="context_fit",
         statement=(
-            f"{fit.t0_ms:.3g} ms [{fit.t0_low_ms:.3g}, {fit.t0_high_ms:.3g}] do not grow with "
-            f"context, the rest runs at {fit.bandwidth_gb_s:.3g} GB/s"
+            f"{digits(fit.t0_ms, 3)} ms [{digits(fit.t0_low_ms, 3)}, {digits(fit.t0_high_ms, 3)}] "
+            f"do not grow with context, the rest runs at {digits(fit.bandwidth_gb_s, 3)} GB/s"
         ),
         value=fit.bandwidth_gb_s or 0.0,
         unit="GB/s",
@@ -166,7 +167,7 @@ def _per_token(point: EvidencePoint) -> str:
     if length is None or length <= 1.0:
         return ""
     per_step = point.time_s * length * 1e3
-    return f"; as a time per token it would be {per_step:.3g} ms a step of {length:g} tokens"
+    return f"; as a time per token it would be {digits(per_step, 3)} ms a step of {length:g} tokens"
 
 
 def _sweeps(points: Sequence[EvidencePoint]) -> list[_Sweep]:
@@ -208,7 +209,7 @@ def _time(point: EvidencePoint) -> float:
 
 
 def _ms(point: EvidencePoint) -> str:
-    return f"{point.time_s * 1e3:.4g} ms"
+    return f"{digits(point.time_s * 1e3, 4)} ms"
 
 
 def _times(sweep: _Sweep) -> str:

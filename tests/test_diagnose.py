@@ -106,7 +106,7 @@ def test_the_incidents_line_over_context_is_refused_and_its_odd_points_named():
     assert fit.refused.startswith("t0 < 0: a straight line through the 5 points begins at -78.7 ms")
     assert (fit.t0_ms, fit.bandwidth_gb_s) == (None, None)
     assert claim_of(found, "context_fit").value == pytest.approx(-78.75, abs=0.01)
-    assert "1430 ms at 189,440 tokens lies 1.4 times the line of the other 4" in excess.statement
+    assert "1,430 ms at 189,440 tokens lies 1.4 times the line of the other 4" in excess.statement
     assert excess.value == pytest.approx(1.385, abs=1e-3)
     assert "8 ms at 1,024 tokens is suspect" in suspect.statement
     assert suspect.status is Status.UNTESTED

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from dashboard.units import DisplayUnit, change_text, commit_text, display_unit, p_value_text
+from db.numbers import digits
 
 MS = DisplayUnit(1e-3, "ms")
 
@@ -22,6 +23,7 @@ MS = DisplayUnit(1e-3, "ms")
         ("bytes", 4.605e9, "4.289 GiB"),
         ("bytes", 280, "280 B"),
         ("tokens", 7.5, "7.5 tokens"),
+        ("tokens/s", 12345.6, "12,346 tokens/s"),
         ("", 3.0, "3"),
         (None, 3.0, "3"),
     ],
@@ -39,10 +41,18 @@ def test_what_is_missing_is_a_dash():
 
 @pytest.mark.parametrize(
     ("change", "text"),
-    [(0.031, "+3.1 %"), (-0.5, "−50.0 %"), (21.0, "22×"), (0.0, "+0.0 %")],
+    [(0.031, "+3.1 %"), (-0.5, "−50.0 %"), (21.0, "22×"), (1233.0, "1,234×"), (0.0, "+0.0 %")],
 )
 def test_a_change_is_printed_with_its_sign_and_a_large_one_as_a_factor(change, text):
     assert change_text(change) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(4022.4, "4,022"), (999.6, "1,000"), (-4022.4, "-4,022"), (14.07, "14.1"), (2e-7, "2e-07")],
+)
+def test_a_large_number_is_written_without_an_exponent(value, text):
+    assert digits(value, 3) == text
 
 
 def test_a_p_value_is_never_printed_as_zero():
