@@ -6,9 +6,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from dashboard.words import case_name
+
 
 def failed_cases(results_dir: Path, commit: str, since_ms: float) -> list[str]:
-    """Return `benchmark(params)` of each case of `commit` that failed since `since_ms`.
+    """Return the name of each case of `commit` that failed since `since_ms`.
 
     asv keeps older rows of benchmarks that were not run again in the same file; they are not
     looked at. A case that failed is null, a case that was skipped or not selected is NaN.
@@ -33,4 +35,4 @@ def _failed(name: str, row: dict[str, Any], since_ms: float) -> Iterator[str]:
         values = [None] * len(cells)
     for cell, value in zip(cells, values, strict=True):
         if value is None:
-            yield f"{name}({', '.join(cell)})"
+            yield case_name(name, ", ".join(cell))

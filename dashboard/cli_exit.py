@@ -12,6 +12,7 @@ import click
 
 from dashboard.asv_runs import AsvFailedError, AsvRunError
 from dashboard.github_errors import GitHubInputError, GitHubServiceError
+from dashboard.words import case_name
 from db.compare import Verdict
 from db.errors import DbError
 
@@ -43,7 +44,8 @@ class RefusedResultsError(Exception):
     def __init__(self, refused: Iterable[Refusal]) -> None:
         super().__init__(
             "\n".join(
-                f"refused: {one.benchmark}({one.params}) of {one.commit[:12]}: {one.reason}"
+                f"refused: {case_name(one.benchmark, one.params)} of {one.commit[:12]}: "
+                f"{one.reason}"
                 for one in refused
             )
         )

@@ -101,6 +101,7 @@ def test_failed_cases_are_told_from_skipped_and_from_older_ones(tmp_path):
             "a.B.time_c": [[1.0, None, float("nan")], [["1", "2", "3"]], "1", 2000],
             "a.B.time_old": [[None], [["1"]], "1", 500],
             "a.B.time_all": [None, [["1"], ["'x'", "'y'"]], "1", 2000],
+            "a.B.time_plain": [[None], [], "1", 2000],
         },
     }
     folder = tmp_path / "machine"
@@ -113,6 +114,7 @@ def test_failed_cases_are_told_from_skipped_and_from_older_ones(tmp_path):
         "a.B.time_c(2)",
         "a.B.time_all(1, 'x')",
         "a.B.time_all(1, 'y')",
+        "a.B.time_plain",
     ]
 
 
