@@ -13,8 +13,7 @@ from dashboard import history_page, incident_page, overview_page
 from dashboard.data import Source, opened
 from dashboard.theme import PAGE_ICON, PAGE_STYLE
 from db.errors import DbError
-
-DEFAULT_URL = "sqlite:///ddtree-bench.db"
+from db.session import DEFAULT_URL
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import click
 
-from dashboard.cli_base import DEFAULT_DB, App
+from dashboard.cli_base import App
 from dashboard.cli_comment import comment
 from dashboard.cli_compare import compare
 from dashboard.cli_dashboard import dashboard
@@ -18,6 +18,7 @@ from dashboard.cli_diagnose import diagnose
 from dashboard.cli_exit import Group
 from dashboard.cli_ingest import ingest
 from dashboard.cli_run import run
+from db.session import DEFAULT_URL
 
 
 @click.group(
@@ -29,7 +30,7 @@ from dashboard.cli_run import run
     "--db",
     "url",
     envvar="DDTREE_BENCH_DB",
-    default=DEFAULT_DB,
+    default=DEFAULT_URL,
     metavar="URL",
     show_default=True,
     show_envvar=True,

@@ -21,6 +21,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from db.errors import DatabaseUrlError, MissingDatabaseError, SchemaError
 from db.models import Commit
 
+DEFAULT_URL = "sqlite:///ddtree-bench.db"  # where nobody names another
 BUSY_TIMEOUT_MS = 30_000
 DRIVERS = {
     "sqlite": "sqlite",
