@@ -35,11 +35,6 @@ class Shift:
     high: float
     p_value: float
 
-    @property
-    def half_width(self) -> float:
-        """Half the width of the interval."""
-        return (self.high - self.low) / 2.0
-
 
 def by_samples(base: NDArray[np.float64], head: NDArray[np.float64], confidence: float) -> Shift:
     """Compare log samples by what they alone can tell: ranks if there are enough, else Welch."""
