@@ -75,7 +75,7 @@ def profile_named(name: str) -> Profile:
 
 
 def step_axes(profile: Profile, device: str) -> StepAxes:
-    """Return the axes of the step suite; on a CPU with four contexts, so that a line is fitted."""
+    """Return the axes of the step suite: on a CPU at least four contexts, to fit a line."""
     full = profile.name == "full"
     if device == "cuda":
         return StepAxes(
@@ -95,8 +95,8 @@ def step_axes(profile: Profile, device: str) -> StepAxes:
 def attention_axes(profile: Profile, device: str) -> AttentionAxes:
     """Return the axes of the attention suite; backends that a device cannot run are left out.
 
-    On a GPU four contexts, so that a line can be fitted over them. A process takes about eight
-    seconds there, so `quick` leaves page sizes, whose part is small, to `full`.
+    On a GPU at least four contexts, so that a line can be fitted over them. A process takes about
+    eight seconds there, so `quick` leaves page sizes, whose part is small, to `full`.
     """
     full = profile.name == "full"
     if device == "cuda":

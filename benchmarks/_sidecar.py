@@ -37,7 +37,7 @@ class CaseFacts:
 
     context_tokens: int | None = None
     bytes: int | None = None  # least it must read and write
-    kv_bytes: int | None = None  # the part of `bytes` that is the committed prefix's KV
+    kv_bytes: int | None = None  # the part of `bytes` that is cached rows: of a step, both models'
     flops: int | None = None
     programs: int | None = None  # launched programs of the dominant kernel
     stage_seconds: Mapping[str, float] | None = None
