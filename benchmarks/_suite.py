@@ -104,6 +104,7 @@ class _Suite(ABC):
     rounds = PROFILE.rounds
     repeat = PROFILE.repeat
     timeout = 300.0
+    window_validity: ClassVar[tuple[str, ...]] = ()  # codes for how the window differs from samples
 
     def __init_subclass__(cls) -> None:
         """Refuse a suite without its own version or with more than one timed method."""
@@ -128,6 +129,14 @@ class _Suite(ABC):
 
     def reset(self) -> None:  # noqa: B027 - a hook; most cases have nothing to put back
         """Bring the state back to where every sample starts; called before each run."""
+
+    def reset_in_window(self) -> None:
+        """Put back what a run of the telemetry window needs; work left out here is not counted.
+
+        The counters are to be those of the body. A suite whose `reset` gives the device work, such
+        as a flush of its caches, leaves that out and says so in `window_validity`.
+        """
+        self.reset()
 
     def facts(self) -> CaseFacts:
         """Say what the case is made of; called once, after the warm-up, and may run the body."""
@@ -173,7 +182,7 @@ class _Suite(ABC):
         body = partial(getattr(self, self._method), *params)
         _warm_up(self.reset, body)
         started_at = time.time()
-        telemetry = observe(self.reset, body, device=DEVICE, window_s=PROFILE.window_s)
+        telemetry = observe(self.reset_in_window, body, device=DEVICE, window_s=PROFILE.window_s)
         self.reset()
         facts = self.facts()
         self._session = _Session(
@@ -203,7 +212,11 @@ class _Suite(ABC):
                 facts=session.facts,
                 telemetry=replace(
                     session.telemetry,
-                    validity=session.telemetry.validity + session.clock.validity(),
+                    validity=(
+                        *session.telemetry.validity,
+                        *self.window_validity,
+                        *session.clock.validity(),
+                    ),
                 ),
                 ceilings=session.ceilings,
             )

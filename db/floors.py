@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 NEAR_A_CEILING_PCT = 60.0  # of a peak, from where it bounds the case
 STARVED_SHARE = 0.5  # of the time some kernel was resident, in which an SM had work
 MOSTLY_RESIDENT_PCT = 80.0
+RESET_IN_WINDOW = "reset_in_window"  # validity code: counters include work between the samples
 ALL_BYTES = "all bytes"
 KV_ALONE = "KV bytes alone"
 
@@ -69,6 +70,8 @@ def bound(point: EvidencePoint, ceilings: Ceilings) -> Bound | None:
 def bandwidth_pct(point: EvidencePoint, ceilings: Ceilings) -> float:
     """Give the share of the read peak, by bytes or by GPM, whichever saw more."""
     by_bytes = _rate_pct(point.bytes, point.time_s, ceilings.read_bytes_per_s)
+    if RESET_IN_WINDOW in point.validity:
+        return by_bytes
     return max(by_bytes, point.counters.get("gpm_dram_bandwidth_pct", 0.0))
 
 

@@ -60,6 +60,16 @@ def test_rates_name_the_bound_without_any_counter(point, bound):
     assert found.cases[0].bound == bound
 
 
+def test_memory_traffic_of_a_reset_does_not_bound_the_case():
+    body = replace(SPLIT, bytes=10**6, counters=SPLIT.counters | {"gpm_dram_bandwidth_pct": 65.0})
+
+    alone = diagnose(on_h200(body))
+    mixed = diagnose(on_h200(replace(body, validity=("reset_in_window",))))
+
+    assert alone.cases[0].bound == "bandwidth"
+    assert mixed.cases[0].bound is None
+
+
 def test_a_gpu_that_waits_for_its_host_is_bound_by_launches():
     found = diagnose(on_h200(layer(300, (30, 5, 140, 12, 4, 6), programs=4000)))
 
