@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,16 @@ def test_layers_hold():
         check=False,
     )
     assert outcome.returncode == 0, outcome.stdout
+
+
+def test_every_face_but_commands_and_data_is_kept_from_sql():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    kept = next(one for one in contracts if one["name"] == "pages and charts leave SQL to db")
+    names = {path.stem for path in (ROOT / "dashboard").glob("[a-z]*.py")}
+
+    faces = {name for name in names if not name.startswith("cli") and name != "data"}
+    assert set(kept["source_modules"]) == {f"dashboard.{name}" for name in faces}
 
 
 def test_ruff_finds_nothing():
