@@ -5,6 +5,7 @@ import shlex
 from dataclasses import dataclass
 
 from dashboard.selection import parse_params
+from dashboard.words import case_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,4 +45,4 @@ def recipe(
 def _asv_name(benchmark: str, params: str) -> str:
     """Write a case as asv does when it matches patterns: `name(value, value)`."""
     values = parse_params(params).values()
-    return f"{benchmark}({', '.join(values)})" if values else benchmark
+    return case_name(benchmark, ", ".join(values))
