@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["OP", "TreeAttentionCase", "tree_attention"]
+__all__ = ["OP", "TreeAttentionCase", "launched_programs", "tree_attention"]
 
 
 def _run_serial(problem: Problem) -> None:
