@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import torch
 
-from engine.config import MAX_NODE_BUDGET, EngineConfig
+from engine.config import MAX_NODE_BUDGET, PAGE_SIZES, EngineConfig
 from engine.decoder import Engine
 from engine.draft_tree import DraftTree
 from engine.drafter import DraftModel
@@ -54,7 +54,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--node-budget", type=int, default=16, metavar="N", help=f"1..{MAX_NODE_BUDGET} draft nodes"
     )
-    parser.add_argument("--page-size", type=int, default=16, metavar="L", help="1, 16 or 64 rows")
+    sizes = ", ".join(map(str, PAGE_SIZES))
+    parser.add_argument(
+        "--page-size", type=int, default=16, metavar="L", help=f"one of {sizes} rows"
+    )
     parser.add_argument("--backend", default="reference", metavar="NAME", help=backends)
     parser.add_argument("--regime", type=int, metavar="N", help="commit N tokens in every step")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")

@@ -154,7 +154,7 @@ def build_draft_tree(draft_logits: Tensor, *, root_token: int, node_budget: int)
     root_token : int
         The last committed token.
     node_budget : int
-        Most draft nodes, root excluded: 0 gives the root only, at most 512.
+        Most draft nodes, root excluded: 0 gives the root only, at most `MAX_NODE_BUDGET`.
 
     Raises
     ------

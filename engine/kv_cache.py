@@ -55,7 +55,7 @@ class _Owner:
 
 
 class LatentCache:
-    """KV rows of all layers in pages of 1, 16 or 64 rows.
+    """KV rows of all layers in pages of one of `PAGE_SIZES`.
 
     Parameters
     ----------
