@@ -60,7 +60,7 @@ def detect_all(engine: Engine) -> DetectionReport:
 
 def _points(session: Session, series_id: int) -> dict[str, ChangePoint]:
     """Find the change points of a series by the commit that begins each level."""
-    results = history(session, series_id)
+    results = history(session, series_id, main_only=True)
     readings = _readings(session, series_id)
     clocks = readings.reindex(results["result_id"])[list(CLOCKS)]
     found = detect(

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from db.columns import OrderBasis
 from db.detection import detect_all
 from db.ingest import ingest
 from db.models import Alert, ChangePoint, Commit, Revision
@@ -60,6 +61,18 @@ def test_new_level_is_stored_with_the_commit_that_began_it(engine, tree):
     assert point.before == pytest.approx(0.010, rel=0.01)
     assert point.relative_change == pytest.approx(0.2, abs=0.01)
     assert point.cause == "unknown"
+
+
+def test_commits_that_a_repository_knows_to_be_off_main_are_not_judged(engine, tree):
+    ingest(engine, [tree.root])
+    with Session(engine) as session, session.begin():
+        for commit in session.scalars(select(Commit)):
+            on_main = commit.sha < sha(DAYS // 2)
+            commit.order_basis, commit.branch = OrderBasis.REPOSITORY, "main" if on_main else None
+
+    report = detect_all(engine)
+
+    assert (report.series, report.change_points) == (1, 0)
 
 
 def test_second_pass_keeps_the_row_and_tells_pages_nothing(engine, tree):
