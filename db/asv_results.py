@@ -35,6 +35,7 @@ STATS = (
 NUMBERS = ("result", *STATS)
 # What an existing environment is called by: its version is the machine's, not the commit's.
 UNDECLARED_PYTHON = re.compile(r"(same|python\d?(\.exe)?)?")
+END_OF_TIME_MS = 253_402_300_800_000  # year 10000, which datetime does not have
 OK, FAILED, SKIPPED, SINGLE_SAMPLE = (status.value for status in Status)
 NUMERIC = frozenset({float, int, type(None)})
 PACKED = struct.Struct("<6dqB")  # six numbers, how many samples, which status by its length
@@ -98,7 +99,7 @@ def read_result_file(path: Path, benchmarks: Mapping[str, BenchmarkFacts]) -> Re
         path=path,
         digest=digest_of(raw),
         commit=require(found, "commit_hash", str, where),
-        committed_at_ms=int(require(found, "date", float, where)),
+        committed_at_ms=_milliseconds(require(found, "date", float, where), f"{where}: date"),
         python=_declared_python(str(found.get("python") or "")),
         requirements=_declared(found, "requirements", where),
         env_vars=_declared(found, "env_vars", where),
@@ -171,11 +172,18 @@ def _row(name: str, columns: dict[str, Any], facts: BenchmarkFacts, where: str) 
         name=name,
         version=str(columns.get("version") or NO_VERSION),
         facts=facts,
-        started_at_ms=None if started_at is None else int(started_at),
+        started_at_ms=None if started_at is None else _milliseconds(started_at, where),
         duration_s=optional(columns, "duration", float, where),
         cases=cases,
         cells=tuple(_cells(columns, len(cases), where)),
     )
+
+
+def _milliseconds(value: float, where: str) -> int:
+    """Give a time that a calendar has."""
+    if not 0 <= value < END_OF_TIME_MS:
+        raise IngestError(f"{where}: expected milliseconds since 1970, got {value}")
+    return int(value)
 
 
 def _param_lists(value: object, where: str) -> tuple[tuple[str, ...], ...]:

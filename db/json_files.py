@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from db.errors import IngestError
 
 T = TypeVar("T")
+MOST = 2**63 - 1  # what a database's integers hold
 
 
 def load_json(path: Path) -> tuple[dict[str, Any], bytes]:
@@ -47,6 +48,8 @@ def optional(found: dict[str, Any], key: str, kind: type[T], where: str) -> T | 
     A float may be written without its point; a truth value is never a number.
     """
     value = found.get(key)
+    if type(value) is int and not -MOST - 1 <= value <= MOST:
+        raise IngestError(f"{where}: {key}: expected a number of 64 bits, got a longer one")
     if value is None or type(value) is kind:
         return value
     if kind is float and type(value) is int:

@@ -1,6 +1,7 @@
 """Any asv tree becomes rows, once; a bad file is named and leaves nothing."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -390,6 +391,9 @@ def results_of(*values):
             lambda tree: result_of(tree, date="x"),
             "date: expected float, got str",
         ),
+        ("laptop/bad.json", lambda tree: result_of(tree, date=math.inf), "since 1970, got inf"),
+        ("laptop/bad.json", lambda tree: result_of(tree, date=9e30), "since 1970, got 9e+30"),
+        ("laptop/bad.json", lambda tree: result_of(tree, date=10**400), "number of 64 bits"),
         (
             "laptop/bad.json",
             lambda tree: result_of(tree, **results_of("fast")),
