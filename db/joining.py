@@ -1,4 +1,4 @@
-"""Which windows belong to which result, decided on their clocks alone.
+"""Which windows belong to which result, decided on their clocks and samples alone.
 
 asv starts one process a case and round and keeps the start of the *last* round, so windows of
 earlier rounds begin before the result they belong to. Within one invocation a window therefore
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 # asv writes starts in milliseconds and durations with five digits.
 SLACK_S = 1.0
+SAMPLE_TOLERANCE_REL = 1e-6  # asv divides by the number of calls once more
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +54,11 @@ def assign(starts_s: Sequence[float], spans: Sequence[Span]) -> list[int | None]
             for index in indices:
                 joined[index] = span.result_id
     return joined
+
+
+def contains(recorded: Sequence[float], wanted: Sequence[float]) -> bool:
+    """Say whether every wanted sample is among the recorded ones."""
+    return bool(wanted) and all(
+        any(math.isclose(value, one, rel_tol=SAMPLE_TOLERANCE_REL) for one in recorded)
+        for value in wanted
+    )

@@ -2,7 +2,8 @@
 
 A line that names a commit of the repository but ran another engine is foreign, and the results
 it belongs to are refused, unless it says that its checkout was edited (then they are dirty) or
-that it was measured elsewhere (then git has nothing to say).
+that it was measured elsewhere (then git has nothing to say). A line that was told no commit is held
+to that of the result it measured.
 """
 
 from collections import defaultdict
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from db.asv_results import BenchmarkRow, ResultFile
-from db.joining import assign, span_of
+from db.joining import assign, contains, span_of
 from db.labels import canonical_params
 from db.repository import Repository
 from db.sidecar import SidecarLine
@@ -33,6 +34,8 @@ class Judge:
     def __init__(self, lines: Sequence[SidecarLine], repository: Repository | None) -> None:
         shas = {line.commit for line in lines if line.commit and not line.provenance.external}
         trees = {} if repository is None else repository.engine_trees(shas)
+        self._repository = repository
+        self._untold: set[Refusal] = set()
         self._foreign: dict[str, str] = {}
         self._by_case: dict[tuple[str, str], list[SidecarLine]] = defaultdict(list)
         self.accepted: list[SidecarLine] = []
@@ -46,15 +49,40 @@ class Judge:
 
     def refused_cases(self, machine: str, file: ResultFile) -> frozenset[tuple[str, str]]:
         """Give the cases of a file, by benchmark and params, that a foreign engine measured."""
+        untold = self._untold_cases(machine, file)
         if not self._foreign:
-            return frozenset()
-        return frozenset(
+            return untold
+        return untold | frozenset(
             (row.name, params)
             for row in file.rows
             if (lines := self._by_case.get((file.commit, row.name)))
             for params in row.cases
-            if self._is_foreign(row, params, [one for one in lines if one.machine == machine])
+            for line in _windows(row, params, [one for one in lines if one.machine == machine])
+            if line.window_id in self._foreign
         )
+
+    def _untold_cases(self, machine: str, file: ResultFile) -> frozenset[tuple[str, str]]:
+        """Give those a foreign engine measured in runs that were told no commit."""
+        rows = [row for row in file.rows if ("", row.name) in self._by_case]
+        if not rows or self._repository is None:
+            return frozenset()
+        trees = self._repository.engine_trees([file.commit])
+        found, foreign = set[Refusal](), set[str]()
+        for row in rows:
+            for params, cell in zip(row.cases, row.cells, strict=True):
+                lines = [
+                    line
+                    for line in self._by_case["", row.name]
+                    if _measured(line, machine, cell.samples)
+                ]
+                for line in _windows(row, params, lines):
+                    reason = _objection(_claimed(line, file.commit, cell.samples), trees)
+                    if reason is not None:
+                        found.add(Refusal(row.name, params, file.commit, machine, reason))
+                        foreign.add(line.window_id)
+        self._untold |= found
+        self.accepted = [line for line in self.accepted if line.window_id not in foreign]
+        return frozenset((refusal.benchmark, refusal.params) for refusal in found)
 
     def refusals(self, names: dict[str, tuple[str, ...]]) -> tuple[Refusal, ...]:
         """List what was refused, each case once; `names` are parameters' names by benchmark."""
@@ -71,25 +99,42 @@ class Judge:
                     )
                     for line in lines
                     if line.window_id in self._foreign
-                },
+                }
+                | self._untold,
                 key=lambda refusal: (refusal.commit, refusal.benchmark, refusal.params),
             )
         )
 
-    def _is_foreign(self, row: BenchmarkRow, params: str, lines: Iterable[SidecarLine]) -> bool:
-        """Say whether any window that belongs to this result is foreign."""
-        span = span_of(0, row.started_at_ms, row.duration_s)
-        invocations: dict[str, list[SidecarLine]] = defaultdict(list)
-        for line in lines:
-            if canonical_params(row.facts.param_names, line.params) == params:
-                invocations[line.invocation].append(line)
-        return any(
-            joined is not None and line.window_id in self._foreign
-            for found in invocations.values()
-            for line, joined in zip(
-                found, assign([line.started_at_s for line in found], [span]), strict=True
-            )
+
+def _windows(row: BenchmarkRow, params: str, lines: Iterable[SidecarLine]) -> list[SidecarLine]:
+    """Give those of the lines that belong to this result, by case and time."""
+    span = span_of(0, row.started_at_ms, row.duration_s)
+    invocations: dict[str, list[SidecarLine]] = defaultdict(list)
+    for line in lines:
+        if canonical_params(row.facts.param_names, line.params) == params:
+            invocations[line.invocation].append(line)
+    return [
+        line
+        for found in invocations.values()
+        for line, joined in zip(
+            found, assign([line.started_at_s for line in found], [span]), strict=True
         )
+        if joined is not None
+    ]
+
+
+def _measured(line: SidecarLine, machine: str, samples: Sequence[float]) -> bool:
+    """Say whether the samples are the line's; where none were recorded, its machine has to do."""
+    if not samples:
+        return line.machine == machine
+    return line.machine in {None, machine} and contains(samples, line.samples_s)
+
+
+def _claimed(line: SidecarLine, commit: str, samples: Sequence[float]) -> SidecarLine:
+    """Hold a line to a result's commit; only by its samples could it mark the result as dirty."""
+    seen = line.provenance
+    dirty = seen.dirty if samples else False
+    return replace(line, commit=commit, provenance=replace(seen, dirty=dirty))
 
 
 def _objection(line: SidecarLine, trees: dict[str, str | None]) -> str | None:

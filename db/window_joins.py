@@ -1,8 +1,8 @@
 """Windows find the results they belong to, once both are stored.
 
 By what the run was told (commit, machine, case, time); a window that was told nothing is joined
-by the hash of its engine and its samples; what fits nowhere stays unjoined and is tried again
-with the next ingestion.
+by the hash of its engine, unless that was edited, and its samples; what fits nowhere stays
+unjoined and is tried again with the next ingestion.
 """
 
 import math
@@ -13,13 +13,11 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, select, update
 
 from db.frames import AnyRow
-from db.joining import Span, assign, span_of
+from db.joining import Span, assign, contains, span_of
 from db.labels import canonical_params
 from db.models import Benchmark, Commit, Machine, Result, Run, Sample, Series, Window
 from db.registry import table_of
 from db.repository import Repository
-
-SAMPLE_TOLERANCE_REL = 1e-6  # asv divides by the number of calls once more
 
 
 def join_windows(connection: Connection, repository: Repository | None) -> int:
@@ -131,8 +129,8 @@ def _by_samples(
         fitting = [
             row.id
             for row in _of_case(candidates[window.benchmark], window)
-            if trees.get(row.sha) == window.engine_tree
-            and _contains(_samples(connection, row.id), window.samples_s)
+            if (window.dirty or trees.get(row.sha) == window.engine_tree)
+            and contains(_samples(connection, row.id), window.samples_s)
         ]
         if len(fitting) == 1:
             joined[window.id] = fitting[0]
@@ -141,14 +139,6 @@ def _by_samples(
 
 def _samples(connection: Connection, result_id: int) -> list[float]:
     return list(connection.scalars(select(Sample.value).where(Sample.result_id == result_id)))
-
-
-def _contains(recorded: Sequence[float], wanted: Sequence[float]) -> bool:
-    """Say whether every wanted sample is among the recorded ones."""
-    return bool(wanted) and all(
-        any(math.isclose(value, one, rel_tol=SAMPLE_TOLERANCE_REL) for one in recorded)
-        for value in wanted
-    )
 
 
 def _apply(connection: Connection, windows: Sequence[AnyRow], joined: dict[int, int]) -> None:

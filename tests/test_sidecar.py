@@ -150,18 +150,17 @@ def test_a_window_that_was_told_no_machine_joins_none_of_two(engine, tree):
 def test_a_window_that_was_told_no_commit_joins_by_engine_and_samples(engine, tree, repository):
     shas = [repository.commit("first"), repository.commit("second")]
     for number, sha in enumerate(shas):
-        samples = [[0.1, 0.2, 0.3]]
+        samples = [[0.1, 0.2, 0.2 + number / 10]]
         tree.results({BENCHMARK: row(float(number), samples=samples)}, sha)
     told = {"commit": None, "run_id": None, "samples_s": [0.3, 0.1 + 1e-9]}
     engine_tree = {"engine_tree": repository.engine_tree(shas[1]), "dirty": False}
     tree.line("asv-1.jsonl", **told, provenance=engine_tree)
     tree.line("asv-2.jsonl", **told | {"samples_s": [0.4]}, provenance=engine_tree)
-    tree.line("asv-3.jsonl", **told, provenance={"engine_tree": "f" * 40})
 
     assert ingest(engine, [tree.root]).windows_joined == 0
     ingest(engine, [tree.root], repository=repository.root)
 
-    assert joins(engine) == [("asv-1", 1.0), ("asv-2", None), ("asv-3", None)]
+    assert joins(engine) == [("asv-1", 1.0), ("asv-2", None)]
 
 
 def test_a_window_that_was_told_nothing_joins_none_of_two_alike(engine, tree, repository):
@@ -260,6 +259,42 @@ def test_one_commit_cannot_pass_off_anothers_code_as_its_own(engine, tree, repos
     assert repository.engine_tree(own)[:12] in refusal.reason
     assert repository.engine_tree(other)[:12] in refusal.reason
     assert (report.values, report.new_results) == (2, 1)
+
+
+@pytest.mark.parametrize("samples", [None, [[0.1, 0.2]]])
+@pytest.mark.parametrize("machine", ["laptop", None])
+def test_plain_asv_cannot_pass_off_anothers_code_either(engine, tree, repository, samples, machine):
+    """An existing environment tells no commit: asv alone believes --set-commit-hash."""
+    own, other = repository.commit("base"), repository.commit("head")
+    foreign = {"engine_tree": repository.engine_tree(other), "dirty": False}
+    tree.results({BENCHMARK: row(1.0, samples=samples)}, own)
+    told = {"commit": None, "run_id": None, "machine": machine, "samples_s": [0.1, 0.2]}
+    tree.line("asv-1.jsonl", **told, provenance=foreign)
+
+    (refusal,) = ingest(engine, [tree.root], repository=repository.root).refused
+
+    assert (refusal.benchmark, refusal.commit, refusal.machine) == (BENCHMARK, own, "laptop")
+    assert (values(engine), joins(engine)) == ([], [])
+
+
+def test_plain_asv_in_an_edited_checkout_is_dirty(engine, tree, repository):
+    sha = repository.commit("base")
+    told = {"commit": None, "run_id": None, "samples_s": [0.1, 0.2]}
+    tree.line("asv-1.jsonl", **told, provenance={"engine_tree": "f" * 40, "dirty": True})
+    tree.results({BENCHMARK: row(1.0, samples=[[0.1, 0.2]])}, sha)
+
+    assert ingest(engine, [tree.root], repository=repository.root).refused == ()
+    assert rows(engine, Result.value, Result.dirty) == [(1.0, True)]
+
+
+def test_plain_asv_in_an_edited_checkout_is_refused_without_samples(engine, tree, repository):
+    sha = repository.commit("base")
+    told = {"commit": None, "run_id": None, "samples_s": [0.1, 0.2]}
+    tree.line("asv-1.jsonl", **told, provenance={"engine_tree": "f" * 40, "dirty": True})
+    tree.results({BENCHMARK: row(1.0)}, sha)
+
+    assert len(ingest(engine, [tree.root], repository=repository.root).refused) == 1
+    assert values(engine) == []
 
 
 def test_code_outside_a_checkout_is_held_to_its_hash_as_well(engine, tree, repository):
@@ -388,6 +423,7 @@ def test_what_was_measured_elsewhere_marks_its_commit_and_needs_no_clock(engine,
         ({"median_s": float("nan")}, "median_s: expected a finite number"),
         ({"samples_s": [None]}, "samples_s: expected numbers"),
         ({"pid": True}, "pid: expected int, got bool"),
+        ({"pid": 2**63}, "pid: expected a number of 64 bits"),
         ({"stage_seconds": {"draft": "x"}}, "draft: expected float, got str"),
         ({"counters": {"power_w": 131.0}}, "power_w: expected a JSON object, got float"),
         ({"device": None}, "device: expected dict, got null"),
