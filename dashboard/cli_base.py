@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from sqlalchemy.orm import Session
 
-from db.session import open_database
+from db.session import opened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,11 +27,8 @@ class App:
     @contextmanager
     def engine(self, *, must_exist: bool) -> Iterator[Engine]:
         """Open the database, and let go of its connections at the end."""
-        engine = open_database(self.url, must_exist=must_exist)
-        try:
+        with opened(self.url, must_exist=must_exist) as engine:
             yield engine
-        finally:
-            engine.dispose()
 
     @contextmanager
     def reading(self) -> Iterator[Session]:

@@ -18,7 +18,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, 
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from db.errors import DatabaseUrlError, MissingDatabaseError, SchemaError
+from db.errors import DatabaseUrlError, DbError, MissingDatabaseError, SchemaError
 from db.models import Commit
 
 DEFAULT_URL = "sqlite:///ddtree-bench.db"  # where nobody names another
@@ -55,6 +55,29 @@ def open_database(url: str, *, must_exist: bool) -> Engine:
         engine.dispose()
         raise
     return engine
+
+
+@contextmanager
+def opened(url: str, *, must_exist: bool) -> Iterator[Engine]:
+    """Open a database for a block and close it; raises what `open_database` raises.
+
+    A SQLite file that was made for the block goes again if the block ends in a `DbError`: bad
+    input leaves no empty database behind.
+    """
+    parsed = _parse(url)
+    file = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
+    is_new = file is not None and not file.exists()
+    engine = open_database(url, must_exist=must_exist)
+    try:
+        yield engine
+    except DbError:
+        engine.dispose()
+        if file is not None and is_new:
+            for suffix in ("", "-wal", "-shm"):
+                Path(f"{file}{suffix}").unlink(missing_ok=True)
+        raise
+    finally:
+        engine.dispose()
 
 
 def upgrade(url: str) -> None:

@@ -121,6 +121,15 @@ def test_database_that_does_not_exist_is_refused_and_not_made(call, url, argumen
     assert not Path(url.removeprefix("sqlite:///")).exists()
 
 
+def test_unreadable_results_leave_no_database_behind(call, url, tmp_path):
+    (tmp_path / "h200").mkdir()
+    (tmp_path / "h200" / "machine.json").write_text("{")
+
+    assert one_line(call("ingest", str(tmp_path)))
+    assert not list(tmp_path.glob("**/*.db*"))
+    assert not Path(url.removeprefix("sqlite:///")).exists()
+
+
 @pytest.mark.parametrize("bad", ["nonsense", "mysql://host/x", "sqlite://"])
 def test_database_url_that_cannot_be_read_is_refused(bad):
     result = CliRunner().invoke(main, ["--db", bad, "db", "check"], prog_name="ddtree-bench")
@@ -192,6 +201,7 @@ def test_dry_run_of_ingest_stores_nothing(call, tree):
 @pytest.mark.parametrize("content", ["{", "", '{"version": 2}', "\x00\x01", "[]"])
 def test_result_file_that_cannot_be_read_is_named_and_nothing_is_stored(call, tree, content):
     next(tree.root.glob(f"*/{BASE[:8]}*.json")).write_text(content)
+    call("db", "upgrade")
 
     line = one_line(call("ingest", str(tree.root)))
 
