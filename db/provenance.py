@@ -3,7 +3,8 @@
 A line that names a commit of the repository but ran another engine is foreign, and the results
 it belongs to are refused, unless it says that its checkout was edited (then they are dirty) or
 that it was measured elsewhere (then git has nothing to say). A line that was told no commit is held
-to that of the result it measured.
+to that of the result it measured; a result whose samples are those of a line that was told another
+commit, and of none of its own, is refused as well.
 """
 
 from collections import defaultdict
@@ -38,8 +39,11 @@ class Judge:
         self._untold: set[Refusal] = set()
         self._foreign: dict[str, str] = {}
         self._by_case: dict[tuple[str, str], list[SidecarLine]] = defaultdict(list)
+        self._told: dict[tuple[str, float], list[SidecarLine]] = defaultdict(list)
         self.accepted: list[SidecarLine] = []
         for line in lines:
+            if line.commit and line.samples_s:
+                self._told[line.benchmark, _rounded(line.samples_s[0])].append(line)
             reason = _objection(line, trees)
             if reason is not None:
                 self._foreign[line.window_id] = reason
@@ -49,10 +53,10 @@ class Judge:
 
     def refused_cases(self, machine: str, file: ResultFile) -> frozenset[tuple[str, str]]:
         """Give the cases of a file, by benchmark and params, that a foreign engine measured."""
-        untold = self._untold_cases(machine, file)
+        suspect = self._untold_cases(machine, file) | self._cases_of_other_commits(machine, file)
         if not self._foreign:
-            return untold
-        return untold | frozenset(
+            return suspect
+        return suspect | frozenset(
             (row.name, params)
             for row in file.rows
             if (lines := self._by_case.get((file.commit, row.name)))
@@ -82,6 +86,28 @@ class Judge:
                         foreign.add(line.window_id)
         self._untold |= found
         self.accepted = [line for line in self.accepted if line.window_id not in foreign]
+        return frozenset((refusal.benchmark, refusal.params) for refusal in found)
+
+    def _cases_of_other_commits(self, machine: str, file: ResultFile) -> frozenset[tuple[str, str]]:
+        """Give those whose samples were taken for another commit and for none of this one's."""
+        found = set[Refusal]()
+        for row in file.rows if self._told else ():
+            for params, cell in zip(row.cases, row.cells, strict=True):
+                commits = {
+                    line.commit
+                    for sample in cell.samples
+                    for line in self._told.get((row.name, _rounded(sample)), ())
+                    if canonical_params(row.facts.param_names, line.params) == params
+                    and contains(cell.samples, line.samples_s)
+                }
+                if commits and file.commit not in commits:
+                    other = " and ".join(sorted(str(commit)[:12] for commit in commits))
+                    reason = (
+                        f"provenance: expected samples of commit {file.commit[:12]}, got those a "
+                        f"sidecar holds for {other} (a result file under another name?)"
+                    )
+                    found.add(Refusal(row.name, params, file.commit, machine, reason))
+        self._untold |= found
         return frozenset((refusal.benchmark, refusal.params) for refusal in found)
 
     def refusals(self, names: dict[str, tuple[str, ...]]) -> tuple[Refusal, ...]:
@@ -121,6 +147,11 @@ def _windows(row: BenchmarkRow, params: str, lines: Iterable[SidecarLine]) -> li
         )
         if joined is not None
     ]
+
+
+def _rounded(sample: float) -> float:
+    """Give a sample as a key; sidecar and result file agree to more digits than these."""
+    return float(f"{sample:.9g}")
 
 
 def _measured(line: SidecarLine, machine: str, samples: Sequence[float]) -> bool:

@@ -319,6 +319,19 @@ def test_a_commit_without_an_engine_owns_no_measurement_of_one(engine, tree, rep
     assert "expected engine tree none" in refusal.reason
 
 
+def test_a_result_under_another_commits_name_is_refused(engine, tree, repository):
+    measured, claimed = repository.commit("measured"), repository.commit("claimed")
+    samples = [0.0101, 0.0102, 0.0103]
+    own = {"engine_tree": repository.engine_tree(measured), "dirty": False}
+    tree.line(commit=measured, samples_s=samples, provenance=own)
+    tree.results({BENCHMARK: row(0.0102, samples=[samples])}, claimed)
+
+    (refusal,) = ingest(engine, [tree.root], repository=repository.root).refused
+
+    assert (refusal.commit, measured[:12] in refusal.reason) == (claimed, True)
+    assert values(engine) == []
+
+
 def test_only_the_foreign_cases_of_a_file_are_refused(engine, tree, repository):
     sha = repository.commit("base")
     tree.benchmark(params=PARAMS, names=["context"])
