@@ -31,6 +31,7 @@ RESULTS = Path(".asv") / "results"
 WORKTREES = Path(".asv") / "worktrees"
 MACHINE_LABEL = re.compile(r"\w[\w.-]*", re.ASCII)
 OK, SOME_FAILED = 0, 2  # asv's exit statuses after which results were written
+NOTHING_SELECTED = "No benchmarks selected"  # asv's last words where no name matches
 LAST_LINES = 5  # of asv's output that an error message may quote
 
 
@@ -109,7 +110,9 @@ def run_asv(request: RunRequest, *, echo: Callable[[str], None] | None = None) -
     NotACheckoutError, UnknownRangeError
         The request names a folder or commits that do not exist; nothing ran.
     AsvFailedError
-        asv gave up before it wrote results, such as where no benchmark matches.
+        asv gave up before it wrote results.
+    RequestError
+        No benchmark matches.
     """
     root = _checkout(request.root)
     commits = _commits(root, request.commits)
@@ -230,6 +233,10 @@ def _asv(
             if echo is not None:
                 echo(text)
     if process.returncode not in (OK, SOME_FAILED):
+        if last and last[-1] == NOTHING_SELECTED:
+            raise RequestError(
+                "bench: expected a regular expression that matches, got none that does"
+            )
         raise AsvFailedError(
             f"asv run: expected exit status {OK} or {SOME_FAILED}, got {process.returncode} "
             f"(asv: {last[-1] if last else 'no output'})"

@@ -138,6 +138,11 @@ def project(tmp_path):
     return root
 
 
+def test_a_name_that_no_benchmark_has_is_bad_input(project):
+    with pytest.raises(RequestError, match="bench: expected a regular expression that matches"):
+        run_asv(RunRequest(project, bench="nothing_is_called_this"))
+
+
 @pytest.mark.slow
 def test_each_commit_runs_with_its_own_engine_and_a_failure_is_reported(
     project, tmp_path, monkeypatch
