@@ -26,8 +26,8 @@ from engine.kernels.tree_attention import tiles, triton_serial, triton_split  # 
 KIB = 1024
 SHARED_LIMIT = {90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB}  # opt-in shared memory of a block
 STACK_LIMIT = 32  # bytes a thread; a few registers at a loop's edge, nothing a tile spills
-# The wide tiles spill and are still the fastest of ten shapes on an H200: 8 warps spill nothing and
-# take 1.4 times as long, because half as many programs fit on an SM.
+# The wide tiles spill and were still the fastest of ten shapes tried on an H200; the same tiles with
+# 8 warps spill nothing and were slower there.
 SPILLS = {("split_kernel", 90, 64): 640, ("split_kernel", 100, 64): 640}
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 ELEMENTS = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
