@@ -27,6 +27,7 @@ from db.models import (
     Variant,
     Window,
 )
+from db.session import chunks
 
 # A series' noise is learned from the results nearest before a commit, at most this many commits.
 NOISE_COMMITS = 31
@@ -192,8 +193,3 @@ def _noise(session: Session, commit: Commit, series_ids: set[int]) -> dict[int, 
 def _difference_sigma(values: np.ndarray[Any, np.dtype[np.float64]]) -> float:
     differences = np.abs(np.diff(values)) / np.abs(values[:-1])
     return float(MAD_TO_SIGMA * np.median(differences) / np.sqrt(2))
-
-
-def chunks(ids: Sequence[int], size: int = 10_000) -> list[Sequence[int]]:
-    """Cut ids into pieces that fit the bound parameters of both databases."""
-    return [ids[start : start + size] for start in range(0, len(ids), size)]

@@ -24,7 +24,7 @@ from db.provenance import Judge, Refusal
 from db.registry import table_of
 from db.repository import CommitInfo, Repository, open_repository, read_recorded_order
 from db.result_store import MachineFile, ResultStore
-from db.session import writing
+from db.session import chunks, writing
 from db.sidecar import SidecarLine, read_sidecar
 from db.window_joins import join_windows
 from db.window_store import store_windows
@@ -172,12 +172,10 @@ def _report(connection: Connection, store: ResultStore, judge: Judge) -> IngestR
 def _num_joined(connection: Connection, uids: Sequence[str]) -> int:
     return sum(
         connection.scalar(
-            select(func.count(Window.id)).where(
-                Window.uid.in_(uids[start : start + 500]), Window.result_id.is_not(None)
-            )
+            select(func.count(Window.id)).where(Window.uid.in_(some), Window.result_id.is_not(None))
         )
         or 0
-        for start in range(0, len(uids), 500)
+        for some in chunks(uids)
     )
 
 

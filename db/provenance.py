@@ -39,11 +39,12 @@ class Judge:
         self._untold: set[Refusal] = set()
         self._foreign: dict[str, str] = {}
         self._by_case: dict[tuple[str, str], list[SidecarLine]] = defaultdict(list)
-        self._told: dict[tuple[str, float], list[SidecarLine]] = defaultdict(list)
+        self._told: dict[str, dict[float, list[SidecarLine]]] = {}
         self.accepted: list[SidecarLine] = []
         for line in lines:
             if line.commit and line.samples_s:
-                self._told[line.benchmark, _rounded(line.samples_s[0])].append(line)
+                firsts = self._told.setdefault(line.benchmark, defaultdict(list))
+                firsts[_rounded(line.samples_s[0])].append(line)
             reason = _objection(line, trees)
             if reason is not None:
                 self._foreign[line.window_id] = reason
@@ -91,12 +92,13 @@ class Judge:
     def _cases_of_other_commits(self, machine: str, file: ResultFile) -> frozenset[tuple[str, str]]:
         """Give those whose samples were taken for another commit and for none of this one's."""
         found = set[Refusal]()
-        for row in file.rows if self._told else ():
+        for row in (row for row in file.rows if row.name in self._told):
+            firsts = self._told[row.name]
             for params, cell in zip(row.cases, row.cells, strict=True):
                 commits = {
                     line.commit
                     for sample in cell.samples
-                    for line in self._told.get((row.name, _rounded(sample)), ())
+                    for line in firsts.get(_rounded(sample), ())
                     if canonical_params(row.facts.param_names, line.params) == params
                     and contains(cell.samples, line.samples_s)
                 }

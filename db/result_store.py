@@ -27,6 +27,7 @@ from db.models import (
     Variant,
 )
 from db.registry import Registry, insert_many, table_of
+from db.session import chunks
 
 CELLS_AT_ONCE = 20_000
 SERIES_PLACE = ("benchmark_id", "metric_id", "machine_id", "variant_id")
@@ -135,9 +136,8 @@ class ResultStore:
             Result.started_at_ms,
             Result.n,
         )
-        ids = sorted(commit_ids)
-        for start in range(0, len(ids), 500):
-            query = select(*columns).where(Result.commit_id.in_(ids[start : start + 500]))
+        for some in chunks(sorted(commit_ids)):
+            query = select(*columns).where(Result.commit_id.in_(some))
             found.update(_identity(*row) for row in self._connection.execute(query))
         return found
 

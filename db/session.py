@@ -5,9 +5,10 @@ writer takes the write lock at once instead of failing half-way. PostgreSQL is r
 psycopg 3. Alembic is configured here in code; there is no alembic.ini.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from alembic import command
 from alembic.autogenerate import compare_metadata
@@ -23,6 +24,8 @@ from db.models import Commit
 
 DEFAULT_URL = "sqlite:///ddtree-bench.db"  # where nobody names another
 BUSY_TIMEOUT_MS = 30_000
+MOST_BOUND = 10_000  # parameters of one statement; SQLite takes 32 766, PostgreSQL 65 535
+T = TypeVar("T")
 DRIVERS = {
     "sqlite": "sqlite",
     "postgres": "postgresql+psycopg",
@@ -55,6 +58,11 @@ def open_database(url: str, *, must_exist: bool) -> Engine:
         engine.dispose()
         raise
     return engine
+
+
+def chunks(values: Sequence[T]) -> list[Sequence[T]]:
+    """Cut values into pieces that fit the bound parameters of both databases."""
+    return [values[start : start + MOST_BOUND] for start in range(0, len(values), MOST_BOUND)]
 
 
 @contextmanager

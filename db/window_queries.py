@@ -10,7 +10,6 @@ import pandas as pd
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
-from db.case_queries import chunks
 from db.errors import UnknownSeriesError
 from db.evidence import Ceilings, Evidence, EvidencePoint, PeakSource
 from db.frames import AnyRow, AnySelect
@@ -27,6 +26,7 @@ from db.models import (
     WindowCounter,
     WindowStage,
 )
+from db.session import chunks
 
 WINDOW_COLUMNS = (
     "uid",

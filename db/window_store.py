@@ -19,6 +19,7 @@ from db.models import (
     WindowStage,
 )
 from db.registry import Registry, table_of
+from db.session import chunks
 from db.sidecar import SidecarLine
 
 
@@ -26,9 +27,8 @@ def store_windows(connection: Connection, lines: Sequence[SidecarLine], machines
     """Store the lines that are not there yet; give their number."""
     uids = [line.window_id for line in lines]
     known: set[str] = set()
-    for start in range(0, len(uids), 500):
-        query = select(Window.uid).where(Window.uid.in_(uids[start : start + 500]))
-        known.update(connection.scalars(query))
+    for some in chunks(uids):
+        known.update(connection.scalars(select(Window.uid).where(Window.uid.in_(some))))
     fresh = list({line.window_id: line for line in lines if line.window_id not in known}.values())
     if not fresh:
         return 0
