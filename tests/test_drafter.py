@@ -3,7 +3,6 @@ import dataclasses
 import pytest
 import torch
 
-from engine.config import default_target_layer_ids
 from engine.drafter import Drafter, DraftRequest, TapRows
 from engine.errors import CacheError, ConfigError
 from engine.presets import preset, random_drafter
@@ -198,19 +197,3 @@ def test_a_drafter_of_another_target_is_refused(field):
 
     with pytest.raises(ConfigError, match=field):
         Drafter(config, NANO.drafter.tensors, NANO.target)
-
-
-@pytest.mark.parametrize(
-    ("layers", "num_taps", "expected"),
-    [
-        (61, 6, (1, 12, 24, 35, 47, 58)),
-        (61, 5, (1, 15, 30, 44, 58)),
-        (36, 5, (1, 9, 17, 25, 33)),
-        (48, 5, (1, 12, 23, 34, 45)),
-        (64, 5, (1, 16, 31, 46, 61)),
-        (60, 6, (1, 12, 23, 35, 46, 57)),
-        (61, 1, (30,)),
-    ],
-)
-def test_taps_that_a_checkpoint_leaves_out_are_the_published_ones(layers, num_taps, expected):
-    assert default_target_layer_ids(layers, num_taps) == expected

@@ -5,53 +5,13 @@ import dataclasses
 import pytest
 
 from engine.config import (
-    DrafterConfig,
     EngineConfig,
-    TargetConfig,
     YarnConfig,
     check_backend,
     default_target_layer_ids,
 )
 from engine.errors import BackendError, BudgetError, ConfigError
-
-KIMI = TargetConfig(
-    hidden_size=7168,
-    num_hidden_layers=61,
-    num_attention_heads=64,
-    q_lora_rank=1536,
-    kv_lora_rank=512,
-    qk_nope_head_dim=128,
-    qk_rope_head_dim=64,
-    v_head_dim=128,
-    n_routed_experts=384,
-    num_experts_per_tok=8,
-    n_shared_experts=1,
-    moe_intermediate_size=2048,
-    intermediate_size=18432,
-    first_k_dense_replace=1,
-    vocab_size=163840,
-    max_position_embeddings=262144,
-    routed_scaling_factor=2.827,
-    rms_norm_eps=1e-5,
-    rope_theta=50000.0,
-    yarn=YarnConfig(64.0, 4096),
-)
-KIMI_DRAFTER = DrafterConfig(
-    hidden_size=7168,
-    num_hidden_layers=6,
-    num_attention_heads=64,
-    num_key_value_heads=8,
-    head_dim=128,
-    intermediate_size=18432,
-    vocab_size=163840,
-    max_position_embeddings=262144,
-    num_target_layers=61,
-    block_size=8,
-    target_layer_ids=(1, 12, 24, 35, 47, 58),
-    mask_token_id=163838,
-    layer_types=("sliding_attention",) * 5 + ("full_attention",),
-    sliding_window=2048,
-)
+from tests.kimi import KIMI, KIMI_DRAFTER
 
 
 @pytest.mark.parametrize(("factor", "scale"), [(64.0, 0.1446796258), (32.0, 0.1308607999)])
@@ -79,6 +39,7 @@ def test_without_yarn_the_scale_is_that_of_the_head():
         (64, 5, (1, 16, 31, 46, 61)),
         (60, 6, (1, 12, 23, 35, 46, 57)),
         (36, 1, (18,)),
+        (61, 1, (30,)),
     ],
 )
 def test_default_taps_are_the_published_ones(layers, taps, ids):
