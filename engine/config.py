@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 from engine.errors import BackendError, BudgetError, ConfigError
 
-PAGE_SIZES = (1, 16, 64)
+PAGE_SIZES = (1, 16, 32, 64, 128)
+MODES = ("ddtree", "dflash", "ar")
+CACHE_LAYOUTS = ("paged", "hybrid")
+BUDGET_POLICIES = ("fixed", "shared", "adaptive")
 MAX_NODE_BUDGET = 512  # the largest tree the verify kernels are tiled and tested for
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -272,8 +275,26 @@ _DRAFTER_SIZES = (
 class EngineConfig:
     """What the caller chose for one engine; nothing here is replaced silently.
 
-    `num_pages` of None lets the engine size the pool for `max_context` and its first batch.
-    The backend's name is checked where the implementations are known, see `check_backend`.
+    Parameters
+    ----------
+    mode : "ddtree", "dflash" or "ar"
+        A draft tree; its linear form, the likeliest token of each depth; no drafts at all.
+    node_budget : int
+        Draft nodes of a sequence's tree, root excluded.
+    budget_policy : "fixed", "shared" or "adaptive"
+        Every sequence gets `node_budget` nodes; the sequences of a batch share as many as that
+        would be, the likeliest first; or they share fewer where a measured cost table says that
+        more would not pay.
+    cache_layout : "paged" or "hybrid"
+        A tree's rows lie in pages behind the prefix, or in a dense scratch until they commit.
+    prefix_reuse : bool
+        Whether prompts start from pages of earlier ones that begin alike.
+    drafter_context : int, optional
+        Most keys a row of a full drafter layer sees; None = all. It changes commit lengths only.
+    num_pages : int, optional
+        Size of the pool. None lets it grow with what the batches need for `max_context`.
+    attention_backend : str
+        Checked where the implementations are known, see `check_backend`.
     """
 
     node_budget: int = 16
@@ -282,13 +303,26 @@ class EngineConfig:
     num_pages: int | None = None
     max_context: int = 4096
     prefill_chunk: int = 64
+    mode: str = "ddtree"
+    budget_policy: str = "fixed"
+    cache_layout: str = "paged"
+    prefix_reuse: bool = False
+    drafter_context: int | None = None
 
     def __post_init__(self) -> None:
         check_node_budget(self.node_budget, least=1)
         check_page_size(self.page_size)
-        if self.num_pages is not None:
-            _require_positive(self, "num_pages")
+        for name in ("num_pages", "drafter_context"):
+            if getattr(self, name) is not None:
+                _require_positive(self, name)
         _require_positive(self, "max_context", "prefill_chunk")
+        _require_choice("mode", self.mode, MODES)
+        _require_choice("budget_policy", self.budget_policy, BUDGET_POLICIES)
+        _require_choice("cache_layout", self.cache_layout, CACHE_LAYOUTS)
+        if not isinstance(self.prefix_reuse, bool):
+            raise ConfigError(
+                f"prefix_reuse: expected True or False, got {self.prefix_reuse!r} (a switch)"
+            )
 
 
 def check_page_size(page_size: int) -> None:
@@ -312,6 +346,13 @@ def _require_range(name: str, value: int | None, least: int, most: int | None, w
     if value is None or not _is_int(value) or value < least or (most is not None and value > most):
         bounds = f">= {least}" if most is None else f"in {least}..{most}"
         raise ConfigError(f"{name}: expected an integer {bounds}, got {value!r} ({why})")
+
+
+def _require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(
+            f"{name}: expected one of {', '.join(choices)}, got {value!r} (no silent fall-back)"
+        )
 
 
 def _require_rope(dim: int, name: str) -> None:

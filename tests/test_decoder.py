@@ -327,7 +327,7 @@ def test_a_drafter_that_gives_nan_is_refused_and_not_decoded():
     ("changes", "error", "message"),
     [
         ({"attention_backend": "nope"}, BackendError, "expected one of reference, .*got 'nope'"),
-        ({"page_size": 7}, ConfigError, r"page_size: expected one of \(1, 16, 64\), got 7"),
+        ({"page_size": 7}, ConfigError, r"page_size: expected one of \(1, 16, 32, 64, 128\), got 7"),
         ({"max_context": 8192}, ConfigError, "max_context: expected at most 4096"),
     ],
 )

@@ -56,7 +56,7 @@ def test_a_prompt_of_any_bytes_is_taken(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["hi", "--page-size", "7"], "page_size: expected one of (1, 16, 64), got 7"),
+        (["hi", "--page-size", "7"], "page_size: expected one of (1, 16, 32, 64, 128), got 7"),
         (["hi", "--page-size", "x"], "--page-size: invalid int value"),
         (["hi", "--backend", "nope"], "attention_backend: expected one of reference, "),
         (["hi", "--node-budget", "0"], "node_budget: expected an integer in 1..512, got 0"),

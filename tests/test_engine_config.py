@@ -109,7 +109,18 @@ def test_an_engine_needs_a_budget_within_its_range(budget):
 
 
 @pytest.mark.parametrize(
-    "change", [{"page_size": 32}, {"num_pages": 0}, {"max_context": 0}, {"prefill_chunk": 0}]
+    "change",
+    [
+        {"page_size": 48},
+        {"num_pages": 0},
+        {"max_context": 0},
+        {"prefill_chunk": 0},
+        {"drafter_context": 0},
+        {"mode": "eagle"},
+        {"budget_policy": "greedy"},
+        {"cache_layout": "dense"},
+        {"prefix_reuse": 1},
+    ],
 )
 def test_an_impossible_engine_is_refused(change):
     with pytest.raises(ConfigError, match="expected"):
