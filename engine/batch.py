@@ -12,6 +12,7 @@ from engine.drafter import DraftRequest, TapRows
 from engine.drafter_context import DrafterContext
 from engine.errors import RequestError
 from engine.kv_cache import LatentCache
+from engine.sampling import Sampling
 from engine.sequence import SequenceMark, SequenceState
 
 
@@ -44,7 +45,7 @@ class StepBatch:
     """Sequences that step together; mutated by every step."""
 
     sequences: list[SequenceState]
-    temperature: float
+    sampling: Sampling
     cache: LatentCache
     context: DrafterContext
     pending: TapRows | None = None  # taps of the last step; None = the context is complete

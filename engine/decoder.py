@@ -26,7 +26,7 @@ from engine.errors import ConfigError, RequestError
 from engine.kernels import OPS
 from engine.kv_cache import CacheShape, LatentCache
 from engine.observer import StageObserver, stage
-from engine.sampling import choose_tokens, chosen_log_probs
+from engine.sampling import Sampling, choose_tokens, chosen_log_probs
 from engine.sequence import Generation, SequenceState, cut_at_stop
 from engine.target import Target, check_tokens
 from engine.verify import append_chain, plan_pass
@@ -173,7 +173,7 @@ class Engine:
         logits = self.target.head(passed.hidden)
         seeds = rows.repeat([sequence.seed for sequence in batch.sequences])
         positions = rows.positions + 1  # of the token chosen after each row
-        tokens = choose_tokens(logits, positions, seeds, temperature=batch.temperature)
+        tokens = choose_tokens(logits, positions, seeds, batch.sampling)
         return Verified(
             target_tokens=rows.attention.pad(tokens),
             log_probs=rows.attention.pad(chosen_log_probs(logits, tokens)),
@@ -219,13 +219,14 @@ class Engine:
                 f"seed: expected one, or one for each of {len(prompts)} prompts, got {len(seeds)} "
                 "(the noise of a sequence is its own)"
             )
+        sampling = Sampling(temperature=temperature)
         sequences = [
-            SequenceState(seq, list(prompt), len(prompt), seed=seeds[seq], temperature=temperature)
+            SequenceState(seq, list(prompt), len(prompt), seed=seeds[seq], sampling=sampling)
             for seq, prompt in enumerate(prompts)
         ]
         batch = StepBatch(
             sequences=sequences,
-            temperature=temperature,
+            sampling=sampling,
             cache=self._new_cache(len(prompts)),
             context=self.drafter.new_context(len(prompts)),
         )

@@ -15,7 +15,7 @@ from engine.drafter import DraftModel, DraftRequest, TapRows
 from engine.drafter_context import DrafterContext
 from engine.errors import ConfigError, RequestError
 from engine.kv_cache import CacheShape, LatentCache
-from engine.sampling import choose_tokens
+from engine.sampling import GREEDY, choose_tokens
 from engine.target import Target, check_tokens
 from engine.verify import append_chain
 
@@ -53,7 +53,7 @@ def record_continuation(
     for position in range(len(prompt), len(prompt) + num_tokens):
         at = torch.tensor([position], device=target.device)
         logits = target.head(run(tokens[-1:]))
-        tokens.append(int(choose_tokens(logits, at, 0, temperature=0.0)))
+        tokens.append(int(choose_tokens(logits, at, 0, GREEDY)))
     return tokens[1:]
 
 

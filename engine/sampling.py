@@ -12,6 +12,7 @@ of Stafford's mix 13. Differs: a stream starts at a hash of its number instead o
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,17 +23,31 @@ GREEDY_BELOW = 1e-5  # temperatures under this choose the most likely token
 SEED_LIMIT = 2**63  # seeds are int64 on the device
 
 
-def is_greedy(temperature: float) -> bool:
-    """Whether `temperature` leaves no randomness."""
-    return temperature < GREEDY_BELOW
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a token is chosen from the target's logits; checked when made.
+
+    Raises
+    ------
+    RequestError
+        The temperature is negative or not finite.
+    """
+
+    temperature: float = 0.0  # below `GREEDY_BELOW` the most likely token is chosen
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < math.inf:
+            raise RequestError(
+                f"temperature: expected a finite number >= 0, got {self.temperature!r} (0 = greedy)"
+            )
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether no randomness is left."""
+        return self.temperature < GREEDY_BELOW
 
 
-def check_temperature(temperature: float) -> None:
-    """Refuse a temperature that is negative or not finite with a `RequestError`."""
-    if not 0.0 <= temperature < math.inf:
-        raise RequestError(
-            f"temperature: expected a finite number >= 0, got {temperature!r} (0 = greedy)"
-        )
+GREEDY = Sampling()
 
 
 def check_seed(seed: int) -> None:
@@ -42,7 +57,7 @@ def check_seed(seed: int) -> None:
 
 
 def choose_tokens(
-    logits: Tensor, positions: Tensor, seeds: Tensor | int, *, temperature: float
+    logits: Tensor, positions: Tensor, seeds: Tensor | int, sampling: Sampling
 ) -> Tensor:
     """Choose one token from each row of `logits`.
 
@@ -53,8 +68,8 @@ def choose_tokens(
         Absolute position of each row's token. Callers that must agree must count alike.
     seeds : [...] int64, broadcast to the rows, or an int
         Seed of each row's sequence.
-    temperature : float
-        Below `GREEDY_BELOW` the most likely token is chosen, the lowest id among equals.
+    sampling : Sampling
+        Greedy takes the lowest id among equal maxima.
 
     Returns
     -------
@@ -64,16 +79,15 @@ def choose_tokens(
     Raises
     ------
     RequestError
-        The temperature is negative or not finite, or an int seed exceeds int64.
+        An int seed exceeds int64.
     ShapeError
         The positions or seeds do not fit; a row holds NaN or +inf, or nothing but -inf (found by
         one read back to the host).
     """
-    check_temperature(temperature)
     scores = logits
-    if not is_greedy(temperature):
+    if not sampling.is_greedy:
         noise = gumbel_noise(positions, seeds, logits.shape, device=logits.device)
-        scores = noise.add_(logits.double() / temperature)
+        scores = noise.add_(logits.double() / sampling.temperature)
     best = scores.max(-1)  # the first of equal maxima, NaN before all
     if not bool(best.values.isfinite().all()):
         raise ShapeError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.errors import RequestError
-from engine.sampling import check_seed, check_temperature
+from engine.sampling import GREEDY, Sampling, check_seed
 
 FinishReason = Literal["stop", "length"]
 
@@ -63,13 +63,12 @@ class SequenceState:
     token_ids: list[int]  # prompt and everything appended; the last one is the root
     prompt_length: int
     seed: int = 0
-    temperature: float = 0.0
+    sampling: Sampling = GREEDY
     logprobs: list[float] = field(default_factory=list)
     commit_lengths: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        check_temperature(self.temperature)
         if not 1 <= self.prompt_length <= len(self.token_ids):
             raise RequestError(
                 f"prompt_length: expected 1..{len(self.token_ids)}, got {self.prompt_length} "

@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.decoder import Engine
 from engine.planted import PlantedDrafter, record_continuation
 from engine.presets import preset
-from engine.sampling import choose_tokens
+from engine.sampling import Sampling, choose_tokens
 
 SEEDS = range(50)
 NEW_TOKENS = 12
@@ -80,7 +80,7 @@ def own_tokens(target, prompt, token_ids, *, temperature=0.0, seed=0):
     text = [*prompt, *token_ids]
     logits = target.logits(text)[len(prompt) - 1 : -1]
     positions = torch.arange(len(prompt), len(text))
-    return tuple(choose_tokens(logits, positions, seed, temperature=temperature).tolist())
+    return tuple(choose_tokens(logits, positions, seed, Sampling(temperature)).tolist())
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])

@@ -8,7 +8,7 @@ from scipy import stats
 
 from engine import sampling
 from engine.errors import RequestError, ShapeError
-from engine.sampling import choose_tokens, chosen_log_probs, gumbel_noise
+from engine.sampling import GREEDY, Sampling, choose_tokens, chosen_log_probs, gumbel_noise
 
 CPU = torch.device("cpu")
 LOGITS = torch.tensor([2.0, 1.0, 0.5, -0.3, -1.0])
@@ -18,7 +18,7 @@ MASK_64 = 2**64 - 1
 def draw(logits, count, *, temperature, seed=11):
     positions = torch.arange(count)
     rows = logits.expand(count, -1)
-    return choose_tokens(rows, positions, seed, temperature=temperature)
+    return choose_tokens(rows, positions, seed, Sampling(temperature))
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -80,7 +80,7 @@ def test_a_row_gets_the_same_token_alone_in_a_batch_and_in_a_tree(temperature):
     positions = torch.randint(0, 200_000, (3, 9), generator=shaper)
     seeds = torch.tensor([[5], [6], [5]])
 
-    together = choose_tokens(logits, positions, seeds, temperature=temperature)
+    together = choose_tokens(logits, positions, seeds, Sampling(temperature))
 
     assert together.shape == (3, 9)
     assert together.dtype == torch.int64
@@ -90,11 +90,11 @@ def test_a_row_gets_the_same_token_alone_in_a_batch_and_in_a_tree(temperature):
                 logits[sequence, node],
                 positions[sequence, node],
                 int(seeds[sequence]),
-                temperature=temperature,
+                Sampling(temperature),
             )
             assert alone == together[sequence, node]
     backwards = choose_tokens(
-        logits.flip(0, 1), positions.flip(0, 1), seeds.flip(0), temperature=temperature
+        logits.flip(0, 1), positions.flip(0, 1), seeds.flip(0), Sampling(temperature)
     )
     assert torch.equal(backwards.flip(0, 1), together)
 
@@ -125,7 +125,7 @@ def test_greedy_takes_the_lowest_id_among_equals(dtype):
     logits[3] = -torch.inf
     logits[3, 7] = -1.0
 
-    tokens = choose_tokens(logits, torch.arange(4), 0, temperature=0.0)
+    tokens = choose_tokens(logits, torch.arange(4), 0, GREEDY)
 
     assert tokens.tolist() == [0, 1700, 5, 7]
 
@@ -134,8 +134,8 @@ def test_only_temperatures_below_the_limit_are_greedy():
     logits = torch.zeros(50, 10)
     positions = torch.arange(50)
 
-    assert not choose_tokens(logits, positions, 0, temperature=9.9e-6).any()
-    assert choose_tokens(logits, positions, 0, temperature=1e-5).any()
+    assert not choose_tokens(logits, positions, 0, Sampling(9.9e-6)).any()
+    assert choose_tokens(logits, positions, 0, Sampling(1e-5)).any()
 
 
 def test_banned_tokens_are_never_sampled():
@@ -164,7 +164,7 @@ def test_rows_without_a_distribution_are_refused(temperature, bad):
     logits = torch.tensor([[0.0, 1.0], bad])
 
     with pytest.raises(ShapeError, match="logits: expected a finite maximum"):
-        choose_tokens(logits, torch.arange(2), 0, temperature=temperature)
+        choose_tokens(logits, torch.arange(2), 0, Sampling(temperature))
 
 
 @pytest.mark.parametrize("temperature", [-0.1, math.nan, math.inf])
@@ -189,7 +189,7 @@ def test_a_seed_beyond_int64_is_refused(seed):
 )
 def test_positions_and_seeds_that_do_not_fit_the_rows_are_refused(positions, seeds, message):
     with pytest.raises(ShapeError, match=message):
-        choose_tokens(LOGITS.expand(2, -1), positions, seeds, temperature=1.0)
+        choose_tokens(LOGITS.expand(2, -1), positions, seeds, Sampling(1.0))
 
 
 def test_log_probs_need_one_token_for_each_row():
@@ -202,7 +202,7 @@ def test_a_device_draws_the_tokens_the_host_draws():
     logits = torch.randn(64, 1000, generator=torch.Generator().manual_seed(0))
     positions = torch.arange(64)
 
-    on_host = choose_tokens(logits, positions, 7, temperature=1.0)
-    on_device = choose_tokens(logits.cuda(), positions.cuda(), 7, temperature=1.0)
+    on_host = choose_tokens(logits, positions, 7, Sampling(1.0))
+    on_device = choose_tokens(logits.cuda(), positions.cuda(), 7, Sampling(1.0))
 
     assert torch.equal(on_device.cpu(), on_host)

@@ -55,7 +55,6 @@ def test_a_rewound_sequence_is_as_it_was():
         ({"token_ids": [], "prompt_length": 0}, "prompt_length: expected"),
         ({"token_ids": [1], "prompt_length": 2}, "prompt_length: expected"),
         ({"token_ids": [1], "prompt_length": 1, "seed": 2**63}, "seed: expected"),
-        ({"token_ids": [1], "prompt_length": 1, "temperature": -1.0}, "temperature: expected"),
     ],
 )
 def test_a_sequence_that_cannot_be_served_is_refused(options, message):
