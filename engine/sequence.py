@@ -8,8 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.errors import RequestError
-from engine.sampling import GREEDY, Sampling, check_seed
+from engine.sampling import GREEDY, Sampling, check_integer, check_seed
 
 FinishReason = Literal["stop", "length"]
 
@@ -69,11 +68,13 @@ class SequenceState:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        if not 1 <= self.prompt_length <= len(self.token_ids):
-            raise RequestError(
-                f"prompt_length: expected 1..{len(self.token_ids)}, got {self.prompt_length} "
-                "(a sequence begins with at least one token)"
-            )
+        check_integer(
+            "prompt_length",
+            self.prompt_length,
+            least=1,
+            most=len(self.token_ids),
+            reason="a sequence begins with at least one token",
+        )
 
     @property
     def root_token(self) -> int:

@@ -10,7 +10,6 @@ from engine import sampling
 from engine.errors import RequestError, ShapeError
 from engine.sampling import GREEDY, Sampling, choose_tokens, chosen_log_probs, gumbel_noise
 
-CPU = torch.device("cpu")
 LOGITS = torch.tensor([2.0, 1.0, 0.5, -0.3, -1.0])
 MASK_64 = 2**64 - 1
 
@@ -44,7 +43,7 @@ def test_neighbouring_positions_and_seeds_are_independent():
 
 
 def test_noise_is_standard_gumbel_along_tokens_and_along_positions():
-    noise = gumbel_noise(torch.arange(300), 9, torch.Size([300, 300]), device=CPU)
+    noise = gumbel_noise(torch.arange(300), 9, torch.arange(300), torch.Size([300]))
 
     for sample in (noise[0], noise[:, 0], noise.flatten()):
         assert stats.kstest(sample.numpy(), "gumbel_r").pvalue > 1e-3
@@ -100,19 +99,17 @@ def test_a_row_gets_the_same_token_alone_in_a_batch_and_in_a_tree(temperature):
 
 
 def test_nodes_of_one_depth_share_their_noise():
-    shape = torch.Size([4, 50])
-
-    noise = gumbel_noise(torch.tensor([8, 9, 9, 10]), 1, shape, device=CPU)
+    noise = gumbel_noise(torch.tensor([8, 9, 9, 10]), 1, torch.arange(50), torch.Size([4]))
 
     assert torch.equal(noise[1], noise[2])
     assert not torch.equal(noise[0], noise[1])
 
 
 def test_a_larger_vocabulary_does_not_change_the_noise_of_its_first_tokens():
-    position = torch.tensor([4])
+    position, row = torch.tensor([4]), torch.Size([1])
 
-    small = gumbel_noise(position, 1, torch.Size([1, 50]), device=CPU)
-    large = gumbel_noise(position, 1, torch.Size([1, 99]), device=CPU)
+    small = gumbel_noise(position, 1, torch.arange(50), row)
+    large = gumbel_noise(position, 1, torch.arange(99), row)
 
     assert torch.equal(small, large[:, :50])
 
@@ -173,9 +170,31 @@ def test_an_impossible_temperature_is_refused(temperature):
         draw(LOGITS, 2, temperature=temperature)
 
 
-@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1])
-def test_a_seed_beyond_int64_is_refused(seed):
-    with pytest.raises(RequestError, match="seed: expected an int64"):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": True}, "temperature: expected a finite number >= 0, got True"),
+        ({"temperature": "1"}, "temperature: expected a finite number >= 0, got '1'"),
+        ({"top_k": 0}, r"top_k: expected an integer >= 1, got 0"),
+        ({"top_k": 2.0}, r"top_k: expected an integer >= 1, got 2\.0"),
+        ({"top_k": True}, r"top_k: expected an integer >= 1, got True"),
+        ({"top_p": 0.0}, r"top_p: expected a number in \(0, 1\], got 0\.0"),
+        ({"top_p": 1.01}, r"top_p: expected a number in \(0, 1\], got 1\.01"),
+        ({"top_p": math.nan}, r"top_p: expected a number in \(0, 1\], got nan"),
+        ({"top_p": True}, r"top_p: expected a number in \(0, 1\], got True"),
+        ({"min_p": -0.1}, r"min_p: expected a number in \[0, 1\], got -0\.1"),
+        ({"min_p": 1.1}, r"min_p: expected a number in \[0, 1\], got 1\.1"),
+        ({"min_p": math.nan}, r"min_p: expected a number in \[0, 1\], got nan"),
+    ],
+)
+def test_an_impossible_filter_is_refused(options, message):
+    with pytest.raises(RequestError, match=message):
+        Sampling(**options)
+
+
+@pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, True, False])
+def test_a_seed_that_is_no_int64_is_refused(seed):
+    with pytest.raises(RequestError, match=rf"seed: expected an integer in .* got {seed}"):
         draw(LOGITS, 2, temperature=1.0, seed=seed)
 
 
@@ -184,6 +203,9 @@ def test_a_seed_beyond_int64_is_refused(seed):
     [
         (torch.arange(3), 0, r"positions: expected \[2\], got \[3\]"),
         (torch.zeros(2), 0, "positions: expected integers"),
+        (torch.zeros(2, dtype=torch.bool), 0, "positions: expected integers"),
+        (torch.arange(2), torch.tensor([0.5, 1.0]), "seeds: expected integers"),
+        (torch.arange(2), 0.5, "seeds: expected integers"),
         (torch.arange(2), torch.arange(3), r"seeds: expected \[2\], got \[3\]"),
     ],
 )
@@ -198,11 +220,24 @@ def test_log_probs_need_one_token_for_each_row():
 
 
 @pytest.mark.gpu
-def test_a_device_draws_the_tokens_the_host_draws():
-    logits = torch.randn(64, 1000, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(0.7),
+        Sampling(0.7, top_k=20),
+        Sampling(1.3, top_p=0.8),
+        Sampling(1.3, min_p=0.05),
+        Sampling(0.9, top_k=50, top_p=0.9, min_p=0.01),
+    ],
+)
+def test_a_device_draws_the_tokens_the_host_draws(dtype, sampling):
+    logits = torch.randn(64, 1000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    logits[:32] = logits[:32].round()  # full of ties, both zeros among them
     positions = torch.arange(64)
 
-    on_host = choose_tokens(logits, positions, 7, Sampling(1.0))
-    on_device = choose_tokens(logits.cuda(), positions.cuda(), 7, Sampling(1.0))
+    on_host = choose_tokens(logits, positions, 7, sampling)
+    on_device = choose_tokens(logits.cuda(), positions.cuda(), 7, sampling)
 
     assert torch.equal(on_device.cpu(), on_host)

@@ -54,7 +54,10 @@ def test_a_rewound_sequence_is_as_it_was():
     [
         ({"token_ids": [], "prompt_length": 0}, "prompt_length: expected"),
         ({"token_ids": [1], "prompt_length": 2}, "prompt_length: expected"),
+        ({"token_ids": [1], "prompt_length": True}, "prompt_length: expected"),
         ({"token_ids": [1], "prompt_length": 1, "seed": 2**63}, "seed: expected"),
+        ({"token_ids": [1], "prompt_length": 1, "seed": 0.5}, "seed: expected an integer"),
+        ({"token_ids": [1], "prompt_length": 1, "seed": True}, "seed: expected an integer"),
     ],
 )
 def test_a_sequence_that_cannot_be_served_is_refused(options, message):
