@@ -241,9 +241,10 @@ _MIX_2 = 0x94D049BB133111EB - 2**64
 
 
 def _mix(words: Tensor) -> Tensor:
-    words = (words ^ _shift_right(words, 30)) * _MIX_1  # int64 products wrap
-    words = (words ^ _shift_right(words, 27)) * _MIX_2
-    return words ^ _shift_right(words, 31)
+    # Into fresh tensors only; int64 products wrap.
+    words = _shift_right(words, 30).bitwise_xor_(words).mul_(_MIX_1)
+    words = _shift_right(words, 27).bitwise_xor_(words).mul_(_MIX_2)
+    return _shift_right(words, 31).bitwise_xor_(words)
 
 
 def _uniform(words: Tensor) -> Tensor:
@@ -252,7 +253,7 @@ def _uniform(words: Tensor) -> Tensor:
 
 
 def _shift_right(words: Tensor, count: int) -> Tensor:
-    return (words >> count) & ((1 << (64 - count)) - 1)  # int64 shifts copy the sign
+    return (words >> count).bitwise_and_((1 << (64 - count)) - 1)  # int64 shifts copy the sign
 
 
 def _rows(values: Tensor | int, name: str, shape: torch.Size, device: torch.device) -> Tensor:
