@@ -1,8 +1,9 @@
-"""Paged storage of KV rows: who owns which page, where a position lives, what a commit keeps.
+"""Rows of the KV cache: where a position lives, what a commit keeps, what a later prompt reuses.
 
 One `LatentCache` holds the rows of all layers of one model; a page id means the same page in every
 layer. Rows `[0, length)` of a sequence are committed; rows from `length` up to the end of its
-pages are reserved: a verify pass writes its tree there, and a commit keeps the accepted ones.
+pages are reserved. A verify pass writes its tree there and a commit keeps the accepted rows; in
+the hybrid layout the tree stands in a `TreeScratch` and a commit moves the accepted rows here.
 
 ::
 
@@ -10,48 +11,47 @@ pages are reserved: a verify pass writes its tree there, and a commit keeps the 
     page table    5    |    2    | -1         slot = page_id * page_size + position % page_size
     state      C C C C | C C . . |            C committed, . reserved
 
-Ownership is kept on the host; page tables are int32 tensors on the cache's device, and nothing on
-the way of a write reads the device. What a row means (latent, or keys beside values) is the
-model's business.
+Who holds which page is the ledger's business; nothing on the way of a write reads the device.
+What a row means (latent, or keys beside values) is the model's.
 """
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from engine.config import check_page_size
 from engine.errors import CacheError, ConfigError, ShapeError
-from engine.page_pool import NO_PAGE, PagePool, PageTables
+from engine.page_ledger import Holding, PageLedger, as_positions
+from engine.page_pool import PagePool, PageTables, upload
+from engine.prefix_index import PrefixIndex
+from engine.tree_scratch import ScratchShape, TreeScratch, check_rows, kept_nodes
 
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The four sizes of a cache; `row_dim` is D, the width of one row of one layer."""
+    """The sizes of a cache.
+
+    `row_dim` is D, the width of one row of one layer; `feature_dim` that of the drafter's feature
+    of a position, kept beside its rows, 0 where there is none.
+    """
 
     num_layers: int
     num_pages: int
     page_size: int
     row_dim: int
+    feature_dim: int = 0
 
     def __post_init__(self) -> None:
         check_page_size(self.page_size)
-        for name in ("num_layers", "num_pages", "row_dim"):
-            if getattr(self, name) < 1:
+        least = {"num_layers": 1, "num_pages": 1, "row_dim": 1, "feature_dim": 0}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
                 raise ConfigError(
-                    f"{name}: expected at least 1, got {getattr(self, name)} (a size of the cache)"
+                    f"{name}: expected at least {bound}, got {getattr(self, name)} "
+                    "(a size of the cache)"
                 )
-
-
-@dataclass(slots=True)
-class _Owner:
-    """What one sequence holds: a row of the tables, its pages in order, its committed length."""
-
-    row: int
-    pages: list[int] = field(default_factory=list)
-    length: int = 0
 
 
 class LatentCache:
@@ -61,13 +61,15 @@ class LatentCache:
     ----------
     shape : CacheShape
     dtype, device
-        Of the rows. The page tables live on the same device.
+        Of the rows and features. The page tables live on the same device.
     fill : float, optional
         If given, every row that is not committed holds this value until it is written, also after
         its page was used before. NaN makes a read of such a row visible. If None, storage starts
         as zeros and is never cleared; such rows must not matter.
     page_order : sequence of int, optional
         The order in which pages are handed out at first; a permutation of all page ids.
+    reuse_prefixes : bool
+        Whether `publish` keeps pages for later sequences that `begin` with the same tokens.
     """
 
     def __init__(
@@ -78,28 +80,39 @@ class LatentCache:
         device: torch.device | str = "cpu",
         fill: float | None = None,
         page_order: Sequence[int] | None = None,
+        reuse_prefixes: bool = False,
     ) -> None:
         self.shape = shape
         self.fill = fill
+        value = 0.0 if fill is None else fill
+        pages = (shape.num_pages, shape.page_size)
         self.pages = torch.full(
-            (shape.num_layers, shape.num_pages, shape.page_size, shape.row_dim),
-            0.0 if fill is None else fill,
-            dtype=dtype,
-            device=device,
+            (shape.num_layers, *pages, shape.row_dim), value, dtype=dtype, device=device
         )
-        self._pool = PagePool(shape.num_pages, page_order)
-        self._owners: dict[int, _Owner] = {}
-        self._tables = PageTables(self.pages.device)
+        self.features = torch.full(
+            (*pages, shape.feature_dim), value, dtype=dtype, device=device
+        )  # [P, L, feature_dim]
+        self._ledger = PageLedger(
+            PagePool(shape.num_pages, page_order),
+            PageTables(self.pages.device),
+            shape.page_size,
+            PrefixIndex(shape.page_size) if reuse_prefixes else None,
+        )
 
     @property
     def num_free_pages(self) -> int:
-        """Pages no sequence holds."""
-        return self._pool.num_free
+        """Pages that neither a sequence nor the index of prefixes holds."""
+        return self._ledger.pool.num_free
+
+    @property
+    def num_indexed_pages(self) -> int:
+        """Pages that are kept for later sequences, whether one holds them now or not."""
+        return 0 if self._ledger.index is None else len(self._ledger.index)
 
     @property
     def sequences(self) -> tuple[int, ...]:
         """The sequences that hold a row of the tables, in the order they came."""
-        return tuple(self._owners)
+        return tuple(self._ledger.holdings)
 
     def layer(self, layer: int) -> Tensor:
         """Return the pages of one layer, `[P, L, D]`: a view, mutated by later writes."""
@@ -107,47 +120,82 @@ class LatentCache:
 
     def length(self, seq: int) -> int:
         """Return the committed rows of `seq`."""
-        return self._owner(seq).length
+        return self._ledger.holding(seq).length
 
     def capacity(self, seq: int) -> int:
         """Return the rows, committed and reserved, that the pages of `seq` can hold."""
-        return len(self._owner(seq).pages) * self.shape.page_size
+        return self._ledger.capacity(self._ledger.holding(seq))
+
+    def begin(self, seq: int, token_ids: Sequence[int]) -> int:
+        """Begin a sequence with the pages that earlier ones published under the same tokens.
+
+        The longest run of whole pages that hold the beginning of `token_ids` is shared, with the
+        features beside its rows. Hand over the tokens whose rows will be wanted and no others:
+        all of them may be found. Returns the committed rows the sequence starts with, 0 without
+        reuse of prefixes. A sequence that has begun already is a CacheError.
+        """
+        return self._ledger.begin(seq, token_ids).length
+
+    def publish(self, seq: int, token_ids: Sequence[int]) -> None:
+        """Keep whole committed pages of `seq` for later sequences; nothing happens without reuse.
+
+        Token i is that of row i. Only pages that end below both the committed rows and the tokens
+        given are kept, so rows whose token was dropped are never handed on. Features of these rows
+        must have been written. A published page stays when its sequence is released, until pages
+        run short and it is the least recently used. Linear in the number of tokens.
+        """
+        self._ledger.publish(seq, token_ids)
+
+    def clear_prefixes(self) -> None:
+        """Keep no page for later sequences any more."""
+        ledger = self._ledger
+        if ledger.index is not None:
+            ledger.pool.drop(ledger.index.clear())
+
+    def grow(self, num_pages: int) -> None:
+        """Enlarge the pool to `num_pages` pages in all; contents are kept.
+
+        `pages` and `features` become other tensors; views handed out before show the old ones.
+
+        Raises
+        ------
+        CacheError
+            There are more pages already.
+        """
+        if num_pages < self.shape.num_pages:
+            raise CacheError(
+                f"num_pages: expected at least {self.shape.num_pages}, got {num_pages} "
+                "(a pool only grows)"
+            )
+        pages = self._grown(self.pages, 1, num_pages)
+        self.pages, self.features = pages, self._grown(self.features, 0, num_pages)
+        self.shape = replace(self.shape, num_pages=num_pages)
+        self._ledger.pool.grow(num_pages)
+
+    def new_scratch(self, num_seqs: int, max_rows: int) -> TreeScratch:
+        """Return room for `num_seqs` trees of up to `max_rows` rows that will be moved here."""
+        shape = ScratchShape(self.shape.num_layers, num_seqs, max_rows, self.shape.row_dim)
+        return TreeScratch(shape, dtype=self.pages.dtype, device=self.pages.device, fill=self.fill)
 
     def reserve(self, seq: int, num_rows: int) -> None:
         """Make sure that `num_rows` rows after the committed ones have pages.
 
-        A sequence begins with its first reserve and ends with `release`. Pages already held are
-        used first.
+        A sequence that has not begun begins empty. Pages already held are used first, then free
+        ones, then those that only the index of prefixes holds.
 
         Raises
         ------
         OutOfPagesError
-            Too few pages are free; the cache is as it was.
+            Too few pages can be had; the cache is as it was.
         CacheError
             `num_rows` is negative.
         """
         if num_rows < 0:
             raise CacheError(f"num_rows: expected at least 0, got {num_rows} (rows to reserve)")
-        owner = self._owners.get(seq)
-        length, held = (owner.length, len(owner.pages)) if owner else (0, 0)
-        needed = -(-(length + num_rows) // self.shape.page_size)
-        fresh = self._pool.take(max(0, needed - held))
-        if owner is None:
-            owner = self._owners[seq] = _Owner(self._tables.begin())
-        if not fresh:
-            return
-        self._tables.put(owner.row, held, fresh)
-        owner.pages.extend(fresh)
-        self._poison(owner, held * self.shape.page_size)
+        self._poison_pages(self._ledger.reserve(seq, num_rows))
 
     def page_table(self, seqs: Sequence[int], *, max_pages: int | None = None) -> Tensor:
-        """Return a copy of the page tables of `seqs`.
-
-        Parameters
-        ----------
-        seqs : sequence of int
-        max_pages : int, optional
-            Width of the result; the longest of `seqs`, at least 1, if None.
+        """Return a copy of the page tables of `seqs`, as wide as the longest if None, at least 1.
 
         Returns
         -------
@@ -159,22 +207,12 @@ class LatentCache:
         CacheError
             A sequence is unknown, or holds more than `max_pages` pages.
         """
-        owners = [self._owner(seq) for seq in seqs]
-        longest = max((len(owner.pages) for owner in owners), default=0)
-        width = max(1, longest) if max_pages is None else max_pages
-        if width < longest:
-            raise CacheError(
-                f"max_pages: expected at least {longest}, got {width} (pages of a sequence)"
-            )
-        return self._tables.select([owner.row for owner in owners], width)
+        return self._ledger.table(seqs, max_pages)
 
     def slots(self, seq: int, positions: Tensor | Sequence[int]) -> Tensor:
         """Return where `positions` of `seq` live.
 
-        Parameters
-        ----------
-        positions : [n] integer tensor, or a sequence of int
-            Positions on the host are checked. A CUDA tensor is trusted, a check would be a sync.
+        Positions on the host are checked. A CUDA tensor is trusted, a check would be a sync.
 
         Returns
         -------
@@ -188,19 +226,7 @@ class LatentCache:
         ShapeError
             The positions are not a vector of integers.
         """
-        owner = self._owner(seq)
-        wanted = _as_positions(positions)
-        if wanted.device.type == "cpu" and wanted.numel():
-            low, high = int(wanted.min()), int(wanted.max())
-            if low < 0 or high >= self.capacity(seq):
-                raise CacheError(
-                    f"positions: expected 0..{self.capacity(seq) - 1}, got {low}..{high} "
-                    f"(what sequence {seq} has pages for; reserve first)"
-                )
-        wanted = wanted.to(self.pages.device)
-        page_size = self.shape.page_size
-        page_ids = self._tables.lookup(owner.row, wanted // page_size)
-        return page_ids * page_size + wanted % page_size
+        return upload(self._ledger.slots(seq, as_positions(positions)), self.pages.device)
 
     def write(self, layer: int, slots: Tensor, rows: Tensor) -> None:
         """Store `rows` of one layer at `slots`, without a host sync.
@@ -217,28 +243,31 @@ class LatentCache:
         ShapeError
             Shapes or the dtype do not fit.
         """
-        expected = (*slots.shape, self.shape.row_dim)
-        if slots.ndim != 1 or rows.shape != expected or rows.dtype != self.pages.dtype:
-            raise ShapeError(
-                f"rows: expected [n] slots and [n, {self.shape.row_dim}] {self.pages.dtype}, got "
-                f"{list(slots.shape)} and {list(rows.shape)} {rows.dtype} (nothing is cast)"
-            )
+        check_rows(slots, rows, self.pages)
         self._flat()[layer].index_copy_(0, slots, rows)
+
+    def write_features(self, slots: Tensor, rows: Tensor) -> None:
+        """Store the drafter's features [n, feature_dim] of the positions at `slots`, as `write`."""
+        check_rows(slots, rows, self.features)
+        self.features.flatten(0, 1).index_copy_(0, slots, rows)
 
     def gather(self, layer: int, seq: int) -> Tensor:
         """Return a copy of the committed rows of `seq` in one layer, `[length, D]` in order."""
         slots = self.slots(seq, torch.arange(self.length(seq)))
         return self._flat()[layer].index_select(0, slots)
 
+    def gather_features(self, seq: int, start: int, end: int) -> Tensor:
+        """Return a copy of the features of committed positions `[start, end)`, in order."""
+        if not 0 <= start <= end <= self.length(seq):
+            raise CacheError(
+                f"start, end: expected ascending in 0..{self.length(seq)}, got {start} and {end} "
+                f"(committed rows of sequence {seq})"
+            )
+        return self.features.flatten(0, 1)[self.slots(seq, torch.arange(start, end))]
+
     def advance(self, seq: int, num_rows: int) -> None:
         """Commit the first `num_rows` reserved rows as they lie, as after a prefill chunk."""
-        owner = self._owner(seq)
-        if not 0 <= num_rows <= self.capacity(seq) - owner.length:
-            raise CacheError(
-                f"num_rows: expected 0..{self.capacity(seq) - owner.length}, got {num_rows} "
-                f"(rows that sequence {seq} reserved)"
-            )
-        owner.length += num_rows
+        self._ledger.with_room(seq, num_rows).length += num_rows
 
     def commit(self, seq: int, path: Tensor | Sequence[int]) -> int:
         """Keep the root and the accepted path of a verified tree, drop its other rows.
@@ -262,118 +291,108 @@ class LatentCache:
         CacheError
             The path does not ascend or leaves the reserved rows; the cache is as it was.
         """
-        owner = self._owner(seq)
-        accepted = path.tolist() if isinstance(path, Tensor) else list(path)
-        keep = [0, *accepted]
-        room = self.capacity(seq) - owner.length
-        if any(a >= b for a, b in zip(keep, accepted, strict=False)) or keep[-1] >= room:
-            raise CacheError(
-                f"path: expected ascending nodes in 1..{room - 1}, got {accepted} "
-                f"(rows that sequence {seq} reserved; the root is kept anyway)"
+        kept = kept_nodes(path)
+        holding = self._ledger.with_room(seq, kept[-1] + 1)
+        moved = [(node, j) for j, node in enumerate(kept) if node != j]
+        if moved:
+            old, new = zip(*moved, strict=True)
+            behind = self._ledger.slots_behind
+            sources, targets = self._upload(behind(holding, old), behind(holding, new))
+            flat = self._flat()
+            # index_select copies, so every source is read before any target is written.
+            flat.index_copy_(1, targets, flat.index_select(1, sources))
+        holding.length += len(kept)
+        self._poison(holding)
+        return holding.length
+
+    def commit_scratch(
+        self, scratch: TreeScratch, index: int, seq: int, path: Tensor | Sequence[int]
+    ) -> int:
+        """Keep the root and the accepted path of tree `index` of a scratch (both mutated).
+
+        Node 0 moves to position `length`, node `path[j]` to `length + 1 + j`, in every layer; so
+        `1 + num_accepted` rows must be reserved. The scratch's rows of this tree hold its fill
+        afterwards. Path, result and a refused path are as in `commit`.
+
+        Raises
+        ------
+        ShapeError
+            The scratch is of another cache.
+        """
+        kept = kept_nodes(path)
+        holding = self._ledger.with_room(seq, len(kept))
+        rows, pages = scratch.rows[:, 0, 0], self.pages[:, 0, 0]  # [layers, D]
+        if rows.shape != pages.shape or rows.dtype != pages.dtype:
+            raise ShapeError(
+                f"scratch: expected {list(pages.shape)} layers and width of {pages.dtype}, got "
+                f"{list(rows.shape)} of {rows.dtype} (make it with `new_scratch`)"
             )
-        self._move(seq, keep)
-        owner.length += len(keep)
-        self._poison(owner, owner.length)
-        return owner.length
+        sources, targets = self._upload(
+            scratch.slots(index, kept), self._ledger.slots_behind(holding, range(len(kept)))
+        )
+        self._flat().index_copy_(1, targets, scratch.gather(sources))
+        scratch.clear(index)
+        holding.length += len(kept)
+        return holding.length
 
     def truncate(self, seq: int, length: int) -> None:
-        """Go back to `length` committed rows and give back the pages no longer needed."""
-        owner = self._owner(seq)
-        if not 0 <= length <= owner.length:
-            raise CacheError(
-                f"length: expected 0..{owner.length}, got {length} (committed rows of {seq})"
-            )
-        owner.length = length
-        keep = -(-length // self.shape.page_size)
-        self._pool.give_back(owner.pages[keep:])
-        self._tables.clear(owner.row, keep)
-        del owner.pages[keep:]
-        self._poison(owner, length)
+        """Go back to `length` committed rows and drop the pages no longer needed.
 
-    def release(self, seq: int) -> None:
-        """Forget `seq` and give back all its pages."""
-        self.truncate(seq, 0)
-        self._tables.end(self._owners.pop(seq).row)
-
-    def check_integrity(self) -> None:
-        """Refuse a cache whose pages and tables disagree; reads the tables back to the host.
+        A page that others hold too is copied where rows of it will be written again.
 
         Raises
         ------
         CacheError
-            A page has two owners or none, a table differs from the pages its sequence holds or
-            is not -1 after them, or a sequence is longer than its pages.
+            There are fewer committed rows.
+        OutOfPagesError
+            No page can be had for the copy; the cache is as it was.
         """
-        owned = Counter(self._pool.free_pages)
-        tables = self._tables.ids.tolist()
-        for seq, owner in self._owners.items():
-            owned.update(owner.pages)
-            padding = [NO_PAGE] * (self._tables.ids.shape[1] - len(owner.pages))
-            _require(
-                tables[owner.row] == owner.pages + padding,
-                f"page table of {seq}: expected {owner.pages} and -1 after them, got "
-                f"{tables[owner.row]} (attention reads pages by this table)",
-            )
-            _require(
-                owner.length <= self.capacity(seq),
-                f"length of {seq}: expected at most {self.capacity(seq)}, got {owner.length} "
-                "(rows without a page)",
-            )
-        rows = {owner.row for owner in self._owners.values()}
-        for row, table in enumerate(tables):
-            _require(
-                row in rows or set(table) <= {NO_PAGE},
-                f"unused page table {row}: expected only -1, got {table} (a released sequence)",
-            )
-        for page in range(self.shape.num_pages):
-            _require(
-                owned[page] == 1,
-                f"owners of page {page}: expected 1, got {owned[page]} "
-                "(0 = leaked, 2 = sequences overwrite each other)",
-            )
+        copied = self._ledger.truncate(seq, length)
+        if copied is not None:
+            source, target = copied
+            self.pages[:, target] = self.pages[:, source]
+            self.features[target] = self.features[source]
+        self._poison(self._ledger.holding(seq))
 
-    def _owner(self, seq: int) -> _Owner:
-        owner = self._owners.get(seq)
-        if owner is None:
-            raise CacheError(
-                f"sequence: expected one of {list(self._owners)}, got {seq} (reserve rows first)"
-            )
-        return owner
+    def release(self, seq: int) -> None:
+        """Forget `seq` and drop all its pages; those that nobody else holds are free."""
+        self._ledger.release(seq)
+
+    def check_integrity(self) -> None:
+        """Refuse a cache whose pages and tables disagree; reads the tables back to the host.
+
+        A CacheError says that a page has more or fewer holders than the pool counts, a table
+        differs from the pages its sequence holds, rows have no page or could be written into
+        another's page, or the index of prefixes is torn.
+        """
+        self._ledger.check()
 
     def _flat(self) -> Tensor:
         return self.pages.flatten(1, 2)  # [layers, P * L, D], a view
 
-    def _move(self, seq: int, keep: Sequence[int]) -> None:
-        moved = [(node, j) for j, node in enumerate(keep) if node != j]
-        if not moved:
-            return
-        length = self.length(seq)
-        sources = self.slots(seq, [length + node for node, _ in moved])
-        targets = self.slots(seq, [length + j for _, j in moved])
-        flat = self._flat()
-        # index_select copies, so every source is read before any target is written.
-        flat.index_copy_(1, targets, flat.index_select(1, sources))
+    def _upload(self, *rows: Sequence[int]) -> Tensor:
+        return upload(torch.tensor(rows), self.pages.device)
 
-    def _poison(self, owner: _Owner, start: int) -> None:
+    def _grown(self, held: Tensor, dim: int, num_pages: int) -> Tensor:
+        sizes = list(held.shape)
+        sizes[dim] = num_pages
+        grown = held.new_full(sizes, 0.0 if self.fill is None else self.fill)
+        grown.narrow(dim, 0, held.shape[dim]).copy_(held)
+        return grown
+
+    def _poison(self, holding: Holding) -> None:
+        """Let all rows behind the committed ones hold the fill, if there is one."""
         if self.fill is None:
             return
-        page_size = self.shape.page_size
-        for number in range(start // page_size, len(owner.pages)):
-            first = max(0, start - number * page_size)
-            self.pages[:, owner.pages[number], first:] = self.fill
+        number, offset = divmod(holding.length, self.shape.page_size)
+        if offset:
+            self.pages[:, holding.pages[number], offset:] = self.fill
+            self.features[holding.pages[number], offset:] = self.fill
+        self._poison_pages(holding.pages[number + bool(offset) :])
 
-
-def _as_positions(positions: Tensor | Sequence[int]) -> Tensor:
-    if not isinstance(positions, Tensor):
-        return torch.tensor(positions, dtype=torch.int64)
-    if positions.ndim != 1 or positions.is_floating_point():
-        raise ShapeError(
-            f"positions: expected [n] integers, got {list(positions.shape)} {positions.dtype} "
-            "(row numbers of one sequence)"
-        )
-    return positions.long()
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise CacheError(message)
+    def _poison_pages(self, pages: Sequence[int]) -> None:
+        if self.fill is None or not pages:
+            return
+        (ids,) = self._upload(pages)
+        self.pages.index_fill_(1, ids, self.fill)
+        self.features.index_fill_(0, ids, self.fill)

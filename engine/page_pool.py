@@ -1,4 +1,8 @@
-"""Pages without their rows: which are free, and which a sequence has in which order."""
+"""Pages without their rows: how many hold each, and tables of them on host and device.
+
+A page can have several holders and is free once it has none. Tables are known on the host; the
+device has a copy, and nothing waits for it. Who the holders are is the ledger's business.
+"""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +15,7 @@ NO_PAGE = -1  # in a table, after the last page of a sequence
 
 
 class PagePool:
-    """The free pages; hands them out in `order` at first, the last given back first later."""
+    """Counts the holders of pages; hands free ones out in `order` at first, then the last freed."""
 
     def __init__(self, num_pages: int, order: Sequence[int] | None = None) -> None:
         if num_pages < 1:
@@ -22,18 +26,27 @@ class PagePool:
                 f"page order: expected a permutation of 0..{num_pages - 1}, got {len(order)} ids "
                 "(every page is handed out once)"
             )
-        self.num_pages = num_pages
         self._free = list(reversed(order))
+        self._holders = [0] * num_pages
+
+    @property
+    def num_pages(self) -> int:
+        """Pages there are."""
+        return len(self._holders)
 
     @property
     def num_free(self) -> int:
-        """Pages without an owner."""
+        """Pages nobody holds."""
         return len(self._free)
 
     @property
     def free_pages(self) -> tuple[int, ...]:
-        """Pages without an owner, the next one to be handed out first."""
+        """Pages nobody holds, the next one to be handed out first."""
         return tuple(reversed(self._free))
+
+    def num_holders(self, page: int) -> int:
+        """Return how many hold `page`."""
+        return self._holders[page]
 
     def take(self, count: int) -> list[int]:
         """Hand out `count` pages, or none at all with an `OutOfPagesError`."""
@@ -42,58 +55,89 @@ class PagePool:
                 f"pages: expected {count} free, got {len(self._free)} of {self.num_pages} "
                 "(release a sequence or make the pool larger)"
             )
-        return [self._free.pop() for _ in range(count)]
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            self._holders[page] = 1
+        return pages
 
-    def give_back(self, pages: Iterable[int]) -> None:
-        """Take pages back; the first of them is the next to be handed out."""
-        self._free.extend(reversed(list(pages)))
+    def share(self, pages: Iterable[int]) -> None:
+        """Count one more holder of each of `pages`."""
+        for page in pages:
+            self._holders[page] += 1
+
+    def drop(self, pages: Iterable[int]) -> None:
+        """Count one holder less of each; of those now free the first is handed out next."""
+        freed = []
+        for page in pages:
+            self._holders[page] -= 1
+            if not self._holders[page]:
+                freed.append(page)
+        self._free.extend(reversed(freed))
+
+    def grow(self, num_pages: int) -> None:
+        """Add free pages up to `num_pages` in all; they are handed out after those there were."""
+        self._free[:0] = reversed(range(self.num_pages, num_pages))
+        self._holders += [0] * (num_pages - self.num_pages)
 
 
 class PageTables:
-    """Rows of page ids on a device, -1 after the last page; grows by doubling."""
+    """Rows of page ids, -1 after the last page, on the host and on a device; grows by doubling."""
 
     def __init__(self, device: torch.device) -> None:
-        self.ids = torch.empty((0, 0), dtype=torch.int32, device=device)
-        self._free_rows: list[int] = []
+        self.host = torch.empty((0, 0), dtype=torch.int32)
+        self.ids = self.host if device.type == "cpu" else self.host.to(device)
 
-    def begin(self) -> int:
-        """Return an empty row that is nobody's."""
-        if not self._free_rows:
-            rows, width = self.ids.shape
-            grown = self.ids.new_full((max(1, 2 * rows), width), NO_PAGE)
-            grown[:rows] = self.ids
-            self._free_rows = list(range(grown.shape[0] - 1, rows - 1, -1))
-            self.ids = grown
-        return self._free_rows.pop()
-
-    def end(self, row: int) -> None:
-        """Empty a row and let it be anybody's."""
-        self.clear(row, 0)
-        self._free_rows.append(row)
+    def begin(self, row: int) -> None:
+        """Make sure that there is a row of this number."""
+        if row >= self.host.shape[0]:
+            self._resize(max(row + 1, 2 * self.host.shape[0]), self.host.shape[1])
 
     def put(self, row: int, start: int, pages: Sequence[int]) -> None:
         """Enter `pages` from entry `start` of a row on."""
-        self._widen(start + len(pages))
-        entries = torch.tensor(pages, dtype=torch.int32, device=self.ids.device)
-        self.ids[row, start : start + len(pages)] = entries
+        if not pages:
+            return
+        end = start + len(pages)
+        self._widen(end)
+        self.host[row, start:end] = torch.tensor(pages, dtype=torch.int32)
+        if self.ids is not self.host:
+            self.ids[row, start:end] = upload(self.host[row, start:end], self.ids.device)
 
     def clear(self, row: int, start: int) -> None:
         """Empty a row from entry `start` on."""
-        self.ids[row, start:] = NO_PAGE
+        self.host[row, start:] = NO_PAGE
+        if self.ids is not self.host:
+            self.ids[row, start:] = NO_PAGE
 
     def select(self, rows: Sequence[int], width: int) -> Tensor:
         """Return a copy of the first `width` entries of `rows`, `[N, width] int32`."""
         self._widen(width)
-        chosen = torch.tensor(rows, dtype=torch.int64, device=self.ids.device)
+        chosen = upload(torch.tensor(rows, dtype=torch.int64), self.ids.device)
         return self.ids[:, :width].index_select(0, chosen)
 
     def lookup(self, row: int, entries: Tensor) -> Tensor:
-        """Return the page ids at `entries` of a row, as int64."""
-        return self.ids[row].index_select(0, entries).long()
+        """Return the page ids at `entries` of a row as int64, where the entries are."""
+        table = self.host if entries.device.type == "cpu" else self.ids
+        return table[row].index_select(0, entries).long()
 
     def _widen(self, width: int) -> None:
-        rows, held = self.ids.shape
+        rows, held = self.host.shape
         if width > held:
-            grown = self.ids.new_full((rows, max(width, 2 * held)), NO_PAGE)
-            grown[:, :held] = self.ids
-            self.ids = grown
+            self._resize(rows, max(width, 2 * held))
+
+    def _resize(self, rows: int, width: int) -> None:
+        is_shared = self.ids is self.host
+        self.host = _padded(self.host, rows, width)
+        self.ids = self.host if is_shared else _padded(self.ids, rows, width)
+
+
+def upload(values: Tensor, device: torch.device) -> Tensor:
+    """Bring a tensor of the host to `device` without waiting for the device."""
+    if device.type != "cuda" or values.device == device:
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
+
+
+def _padded(table: Tensor, rows: int, width: int) -> Tensor:
+    grown = table.new_full((rows, width), NO_PAGE)
+    grown[: table.shape[0], : table.shape[1]] = table
+    return grown
