@@ -19,15 +19,15 @@ moved with `DraftTree.to`.
 
 import heapq
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.config import check_node_budget
-from engine.errors import ShapeError
+from engine.errors import BudgetError, ShapeError
 
 WORD_BITS = 32  # of an ancestor word; int32, since kernels read it so
 
@@ -113,6 +113,20 @@ class DraftTree:
         bits = words[:, :, None] >> shifts & 1  # [T, W, 32]
         return bits.flatten(1)[:, : self.tree_size].bool()
 
+    def prefix(self, num_nodes: int) -> "DraftTree":
+        """Return what a smaller budget would have built, the first nodes, as views.
+
+        Raises
+        ------
+        BudgetError
+            `num_nodes` is not in `0..self.num_nodes`.
+        """
+        if not 0 <= num_nodes <= self.num_nodes:
+            raise BudgetError(
+                f"num_nodes: expected 0..{self.num_nodes}, got {num_nodes} (nodes of this tree)"
+            )
+        return DraftTree(*(getattr(self, name)[: 1 + num_nodes] for name in _FIELD_DTYPES))
+
     def to(self, device: torch.device | str) -> "DraftTree":
         """Return the same tree with its tensors on `device`."""
         return DraftTree(*(getattr(self, name).to(device) for name in _FIELD_DTYPES))
@@ -170,15 +184,23 @@ def build_draft_tree(draft_logits: Tensor, *, root_token: int, node_budget: int)
     Differs: the order of equal logits, which is not defined there.
     """
     check_node_budget(node_budget, least=0)
-    _check_matrix("draft_logits", draft_logits, torch.float32, "[horizon, V]")
-    if not bool((draft_logits < torch.inf).all()):  # false for NaN as well
-        raise ShapeError("draft_logits: expected no NaN and no +inf, got some (no distribution)")
-    width = min(node_budget, draft_logits.shape[1])
-    token_ids = _top_tokens(draft_logits, width)
-    chosen = draft_logits.gather(1, token_ids)
-    log_probs = chosen - draft_logits.logsumexp(1, keepdim=True)
-    log_probs[chosen == -torch.inf] = -torch.inf  # a row with nothing but -inf gives NaN above
+    log_probs, token_ids = _top_candidates(draft_logits, node_budget)
     return _build(log_probs, token_ids, root_token, node_budget)
+
+
+def chain_tree(draft_logits: Tensor, *, root_token: int, node_budget: int) -> DraftTree:
+    """Build the linear draft, one chain of the likeliest token of each depth.
+
+    All else is as in `build_draft_tree`. It ends before a depth in which every token is banned.
+    """
+    check_node_budget(node_budget, least=0)
+    log_probs, token_ids = _top_candidates(draft_logits, 1)
+    return _build(log_probs, token_ids, root_token, node_budget)
+
+
+def root_tree(root_token: int) -> DraftTree:
+    """Build the tree of the root alone: the step of autoregressive decoding."""
+    return _flatten([root_token], [-1], [], [])
 
 
 def build_from_log_probs(
@@ -274,56 +296,78 @@ def _top_tokens(logits: Tensor, width: int) -> Tensor:
     return ((ordered << 32) - vocabulary).topk(width, dim=1).indices
 
 
+def _top_candidates(draft_logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Return log-probs and tokens of the `width` likeliest of each depth, or of all V."""
+    _check_matrix("draft_logits", draft_logits, torch.float32, "[horizon, V]")
+    if not bool((draft_logits < torch.inf).all()):  # false for NaN as well
+        raise ShapeError("draft_logits: expected no NaN and no +inf, got some (no distribution)")
+    token_ids = _top_tokens(draft_logits, min(width, draft_logits.shape[1]))
+    chosen = draft_logits.gather(1, token_ids)
+    log_probs = chosen - draft_logits.logsumexp(1, keepdim=True)
+    log_probs[chosen == -torch.inf] = -torch.inf  # a row with nothing but -inf gives NaN above
+    return log_probs, token_ids
+
+
 def _build(log_probs: Tensor, token_ids: Tensor, root_token: int, node_budget: int) -> DraftTree:
+    log_probs = log_probs[:, :node_budget]  # rank r is chosen after r better siblings
     # What is -inf is dropped before the heap: a sibling's weight would be -inf - -inf.
-    candidates = [[v for v in row if v != -torch.inf] for row in log_probs.tolist()]
-    nodes = _best_first(candidates, node_budget)
+    widths = (log_probs != -torch.inf).sum(1).tolist()
+    costs = [row[:width] for row, width in zip((-log_probs).tolist(), widths, strict=True)]
+    nodes = _best_first(costs, node_budget)
     ids = token_ids.tolist()
-    tokens = [root_token, *(ids[len(node.ranks) - 1][node.ranks[-1]] for node in nodes)]
-    parents = [-1, *(node.parent for node in nodes)]
+    tokens = [root_token, *(ids[len(ranks) - 1][ranks[-1]] for _, ranks, _ in nodes)]
+    parents = [-1, *(parent for _, _, parent in nodes)]
     if len(set(zip(parents, tokens, strict=True))) != len(tokens):
         raise ShapeError(
             "token_ids: expected distinct tokens within a row, got one twice (a walk could not "
             "tell siblings apart)"
         )
+    depths = [len(ranks) for _, ranks, _ in nodes]
+    return _flatten(tokens, parents, depths, [-cost for cost, _, _ in nodes])
+
+
+def _flatten(
+    token_ids: Sequence[int],
+    parents: Sequence[int],
+    depths: Sequence[int],
+    path_log_probs: Sequence[float],
+) -> DraftTree:
+    """Make the tensors of a tree from lists; depths and weights leave the root out."""
     return DraftTree(
-        token_ids=torch.tensor(tokens, dtype=torch.int64),
-        parents=torch.tensor(parents, dtype=torch.int32),
-        depths=torch.tensor([0, *(len(node.ranks) for node in nodes)], dtype=torch.int32),
-        path_log_probs=torch.tensor([0.0, *(-node.key for node in nodes)], dtype=torch.float64),
+        token_ids=torch.frombuffer(array("q", token_ids), dtype=torch.int64),
+        parents=torch.frombuffer(array("i", parents), dtype=torch.int32),
+        depths=torch.frombuffer(array("i", [0, *depths]), dtype=torch.int32),
+        path_log_probs=torch.frombuffer(array("d", [0.0, *path_log_probs]), dtype=torch.float64),
     )
 
 
-class _Node(NamedTuple):
-    """A candidate on the heap or a chosen node; compared in the order of its fields.
-
-    Ranks are unique, so they settle equal weights: lexicographic, a prefix first.
-    """
-
-    key: float  # minus the path log-prob
-    ranks: tuple[int, ...]  # of the node and its ancestors within their depths, root excluded
-    parent: int
+# A candidate on the heap or a chosen node: cost, ranks, parent, compared in this order. The cost
+# is minus the path log-prob; the ranks, of the node and its ancestors within their depths, root
+# excluded, are unique, so they settle equal costs: lexicographic, a prefix first.
+_Node = tuple[float, tuple[int, ...], int]
 
 
-def _best_first(candidates: Sequence[Sequence[float]], node_budget: int) -> list[_Node]:
-    """Return the heaviest nodes in order, at most `node_budget`; O(n log n).
+def _best_first(costs: Sequence[Sequence[float]], node_budget: int) -> list[_Node]:
+    """Return the cheapest nodes in order, at most `node_budget`; O(n log n).
 
-    Weights are float64 sums in the reference's order of operations: their rounding decides ties.
+    `costs` holds minus the log-probs of each depth, ascending. A node's cost is a float64 sum in
+    the reference's order of operations: its rounding decides ties.
     """
     chosen: list[_Node] = []
-    heap = [_Node(-row[0], (0,), 0) for row in candidates[:1] if row]
+    heap: list[_Node] = [(row[0], (0,), 0) for row in costs[:1] if row]
     while heap and len(chosen) < node_budget:
-        node = heapq.heappop(heap)
+        node = heap[0]
         chosen.append(node)
-        depth, rank = len(node.ranks), node.ranks[-1]
-        row = candidates[depth - 1]
+        cost, ranks, parent = node
+        depth, rank = len(ranks), ranks[-1]
+        row = costs[depth - 1]
         if rank + 1 < len(row):
-            sibling = -node.key - row[rank] + row[rank + 1]
-            ranks = (*node.ranks[:-1], rank + 1)
-            heapq.heappush(heap, _Node(-sibling, ranks, node.parent))
-        if depth < len(candidates) and candidates[depth]:
-            child = -node.key + candidates[depth][0]
-            heapq.heappush(heap, _Node(-child, (*node.ranks, 0), len(chosen)))
+            sibling = cost - row[rank] + row[rank + 1]
+            heapq.heapreplace(heap, (sibling, (*ranks[:-1], rank + 1), parent))
+        else:
+            heapq.heappop(heap)
+        if depth < len(costs) and costs[depth]:
+            heapq.heappush(heap, (cost + costs[depth][0], (*ranks, 0), len(chosen)))
     return chosen
 
 

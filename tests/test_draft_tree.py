@@ -132,6 +132,41 @@ def test_the_nntrainer_logits_start_with_token_zero():
     assert build_draft_tree(logits, root_token=99, node_budget=100).num_nodes == 3 + 9
 
 
+def test_the_vllm_example_puts_sat_below_cat_and_dog():
+    # Source: vllm-project/vllm vllm/v1/spec_decode/ddtree.py, docstring of DDTreeProposer.
+    cat, dog, sat, ran, red = range(10, 15)
+    log_probs = [[math.log(p) for p in row] for row in [(0.6, 0.35, 0.05), (0.7, 0.2, 0.1)]]
+
+    tree = tree_of(log_probs, 4, [[cat, dog, red], [sat, ran, red]])
+
+    children = [{} for _ in range(5)]
+    for node in range(1, 5):
+        children[tree.parents[node]][int(tree.token_ids[node])] = node
+    assert tree.token_ids.tolist() == [ROOT, cat, sat, dog, sat]
+    assert children == [{cat: 1, dog: 3}, {sat: 2}, {}, {sat: 4}, {}]
+    assert tree.ancestor_mask().int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 0, 0, 1, 0],
+        [1, 0, 0, 1, 1],
+    ]
+
+
+def test_float32_rounding_of_log_probs_decides_ties_when_the_budget_exceeds_the_vocabulary():
+    logits = torch.tensor([[0.1, 0.0, 0.3], [0.2, 0.1, 0.4]])
+
+    tree = build_draft_tree(logits, root_token=ROOT, node_budget=100)
+
+    log_probs = logits - logits.logsumexp(1, keepdim=True)
+    assert tree.num_nodes == 3 + 9
+    for node in range(1, tree.tree_size):
+        parent, depth = tree.parents[node], tree.depths[node] - 1
+        own = log_probs[depth, tree.token_ids[node]].double()
+        # Sums of two float32 numbers of like size are exact in float64, whatever the order.
+        assert tree.path_log_probs[node] == tree.path_log_probs[parent] + own
+
+
 def test_a_width_of_one_gives_a_chain():
     tree = build_from_log_probs(
         torch.tensor(G2)[:, :1],
@@ -203,19 +238,6 @@ def test_every_tree_from_logits_keeps_the_laws(seed, horizon, budget):
     siblings = list(zip(parents.tolist(), tree.token_ids.tolist(), strict=True))
     assert len(set(siblings)) == len(siblings)
     assert torch.equal(tree.ancestor_mask(), walked_mask(tree))
-
-
-@settings(deadline=None, max_examples=30)
-@given(seed=st.integers(0, 2**31), budget=st.integers(1, 40))
-def test_a_smaller_budget_gives_the_beginning_of_the_same_tree(seed, budget):
-    logits = torch.randn(4, 30, generator=torch.Generator().manual_seed(seed))
-
-    small = build_draft_tree(logits, root_token=ROOT, node_budget=budget)
-    large = build_draft_tree(logits, root_token=ROOT, node_budget=budget + 1)
-
-    assert torch.equal(small.parents, large.parents[:-1])
-    assert torch.equal(small.token_ids, large.token_ids[:-1])
-    assert small.expected_commit_length < large.expected_commit_length
 
 
 @pytest.mark.parametrize("tree_size", [1, 2, 31, 32, 33, 63, 64, 65, 96, 97, 513])

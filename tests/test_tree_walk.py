@@ -57,6 +57,25 @@ def test_a_chain_is_walked_up_to_the_first_disagreement(said, path, bonus):
     assert (acceptance.path.tolist(), acceptance.bonus_token) == (path, bonus)
 
 
+@pytest.mark.parametrize(
+    ("said", "path"),
+    [(["cat", "sat", "?", "?", "?"], [1, 2]), (["dog", "?", "?", "sat", "?"], [3, 4])],
+)
+def test_the_vllm_example_tells_the_two_sats_apart(said, path):
+    # Source: vllm-project/vllm vllm/v1/spec_decode/ddtree.py, docstring of DDTreeProposer.
+    words = ["?", "cat", "dog", "sat", "ran"]
+    tree = build_from_log_probs(
+        torch.tensor([[0.6, 0.35], [0.7, 0.2]]).log(),
+        torch.tensor([[1, 2], [3, 4]]),
+        root_token=ROOT,
+        node_budget=4,
+    )
+
+    acceptance = accept(tree, torch.tensor([words.index(word) for word in said]))
+
+    assert acceptance.path.tolist() == path
+
+
 WALKS = {
     "W1": ({0: 12, 3: 21, 5: 31, 8: 77}, [0, 3, 5, 8], 77, [12, 21, 31, 77]),
     "W2": ({0: 11, 1: 22, 7: 31}, [0, 1, 7], 31, [11, 22, 31]),
