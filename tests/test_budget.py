@@ -1,0 +1,325 @@
+"""The adaptive budget: a measured cost table, and the number of nodes it pays for."""
+
+import dataclasses
+import itertools
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.budget import CostOrigin, CostTable, allot, choose_num_nodes, tree_budget
+from engine.draft_tree import build_draft_tree, build_from_log_probs
+from engine.errors import ConfigError
+
+ORIGIN = CostOrigin(
+    device_name="some device",
+    torch_version="2.13.0",
+    dtype="float32",
+    attention_backend="reference",
+    page_size=16,
+    cache_layout="paged",
+    model="tiny",
+)
+
+
+def table_of(num_rows, verify_seconds, draft_seconds=1.0):
+    """A table for one context length, which holds for all."""
+    return CostTable(tuple(num_rows), (0,), (tuple(verify_seconds),), (draft_seconds,), ORIGIN)
+
+
+def published_tree():
+    marginals = [(0.6, 0.3, 0.1), (0.7, 0.2, 0.1), (0.5, 0.4, 0.1)]
+    return build_from_log_probs(
+        torch.tensor([[math.log(p) for p in row] for row in marginals]),
+        torch.arange(3).repeat(3, 1),
+        root_token=7,
+        node_budget=39,
+    )
+
+
+def test_the_caddtree_example_takes_nine_nodes():
+    table = table_of(range(1, 41), [40.0 + 2 * n for n in range(40)], draft_seconds=7.0)
+    gains = published_tree().path_log_probs[1:].exp().tolist()
+
+    chosen = choose_num_nodes(gains, 1, table, 100)
+
+    rates = {n: (1 + sum(gains[:n])) / (47 + 2 * n) for n in (8, 9, 10)}
+    assert chosen == 9
+    assert rates == pytest.approx({8: 0.04973016, 9: 0.04973846, 10: 0.04950746}, abs=5e-9)
+    assert allot([published_tree()], "adaptive", 39, table, 100)[0].num_nodes == 9
+
+
+def test_a_bucket_behind_the_first_drop_can_be_the_best():
+    # 1 + 0.9 n tokens: bucket 4 costs so much that it loses to 2, bucket 16 makes up for it.
+    table = table_of([2, 4, 16], [1.0, 4.0, 4.5])
+
+    rates = [(1 + 0.9 * n) / (1 + cost) for n, cost in [(1, 1.0), (3, 4.0), (15, 4.5)]]
+    assert rates[1] < rates[0] < rates[2]
+    assert choose_num_nodes([0.9] * 40, 1, table, 0) == 15
+
+
+def test_the_chosen_bucket_is_filled():
+    table = table_of([8, 16, 32], [1.0, 5.0, 25.0])
+
+    assert choose_num_nodes([0.01] * 100, 1, table, 0) == 7
+    assert choose_num_nodes([0.01] * 100, 3, table, 0) == 5
+    assert choose_num_nodes([0.01] * 100, 8, table, 0) == 0
+
+
+def test_the_end_of_the_list_is_compared_too():
+    table = table_of([2, 32], [1.0, 1.1])
+
+    assert choose_num_nodes([1.0] * 9, 1, table, 0) == 9
+    assert choose_num_nodes([], 1, table, 0) == 0
+
+
+def test_equal_rates_go_to_fewer_nodes():
+    table = table_of([2, 4, 8], [1.0, 3.0, 7.0])
+
+    assert choose_num_nodes([1.0] * 7, 1, table, 0) == 1  # 2 / 2, 4 / 4, 8 / 8
+
+
+def test_no_more_rows_are_taken_than_were_measured():
+    table = table_of([2, 8], [1.0, 1.0])
+
+    assert choose_num_nodes([1.0] * 100, 3, table, 0) == 5
+    with pytest.raises(ConfigError, match="num_rows: expected at most 8, got 9"):
+        choose_num_nodes([1.0] * 100, 9, table, 0)
+
+
+costs = st.lists(st.integers(1, 60), min_size=1, max_size=6, unique=True).flatmap(
+    lambda rows: st.tuples(
+        st.just(sorted(rows)),
+        st.lists(st.integers(1, 50), min_size=len(rows), max_size=len(rows)),
+    )
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    costs=costs,
+    gains=st.lists(st.integers(1, 100), max_size=70),
+    num_seqs=st.integers(1, 8),
+)
+def test_no_number_of_nodes_promises_a_higher_rate(costs, gains, num_seqs):
+    num_rows, seconds = costs
+    num_rows[-1] += num_seqs
+    gains = [gain / 100 for gain in sorted(gains, reverse=True)]
+    table = table_of(num_rows, map(float, seconds))
+
+    chosen = choose_num_nodes(gains, num_seqs, table, 0)
+
+    def rate(num_nodes):
+        time_s = 1.0 + table.verify_time_s(num_seqs + num_nodes, 0)
+        return (num_seqs + sum(gains[:num_nodes])) / time_s
+
+    possible = range(min(len(gains), num_rows[-1] - num_seqs) + 1)
+    assert chosen in possible
+    assert rate(chosen) == pytest.approx(max(map(rate, possible)), rel=1e-12)
+
+
+CONTEXTS = CostTable(
+    num_rows=(1, 16, 64),
+    context_tokens=(100, 300, 1300),
+    verify_seconds=((1.0, 2.0, 4.0), (2.0, 4.0, 8.0), (7.0, 14.0, 28.0)),
+    draft_seconds=(0.5, 0.7, 1.7),
+    origin=ORIGIN,
+)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "context", "verify_s"),
+    [
+        (1, 100, 1.0),
+        (2, 100, 2.0),
+        (16, 100, 2.0),
+        (17, 100, 4.0),
+        (16, 200, 3.0),
+        (16, 300, 4.0),
+        (16, 800, 9.0),
+        (64, 2300, 48.0),
+        (1, 0, 0.5),
+        (1, 150.5, 1.2525),
+    ],
+)
+def test_rows_cost_their_bucket_and_context_is_linear_between_and_beyond(
+    num_rows, context, verify_s
+):
+    assert CONTEXTS.verify_time_s(num_rows, context) == pytest.approx(verify_s, rel=1e-12)
+
+
+@pytest.mark.parametrize(("context", "draft_s"), [(0, 0.4), (200, 0.6), (1300, 1.7), (2300, 2.7)])
+def test_drafting_costs_what_its_context_costs(context, draft_s):
+    assert CONTEXTS.draft_time_s(context) == pytest.approx(draft_s, rel=1e-12)
+
+
+def test_a_longer_context_pays_for_another_number_of_nodes():
+    gains = [0.5] * 63
+
+    chosen = [choose_num_nodes(gains, 1, CONTEXTS, context) for context in (0, 1300)]
+
+    rates = {
+        context: {
+            n: (1 + 0.5 * n)
+            / (CONTEXTS.draft_time_s(context) + CONTEXTS.verify_time_s(1 + n, context))
+            for n in (0, 15, 63)
+        }
+        for context in (0, 1300)
+    }
+    assert chosen == [max(rates[context], key=rates[context].get) for context in (0, 1300)]
+
+
+def test_noise_that_lets_more_rows_cost_less_is_levelled():
+    table = table_of([1, 2, 4, 8], [1.0, 3.0, 2.0, 4.0])
+
+    assert table.verify_seconds == ((1.0, 2.5, 2.5, 4.0),)
+
+
+@settings(deadline=None, max_examples=100)
+@given(times=st.lists(st.integers(1, 30), min_size=1, max_size=7))
+def test_levelled_times_are_the_nearest_ascending_ones(times):
+    table = table_of(range(1, len(times) + 1), map(float, times))
+
+    # Least squares under order: at each place the largest of the smallest means around it.
+    expected = [
+        max(
+            min(sum(times[low:high]) / (high - low) for high in range(place + 1, len(times) + 1))
+            for low in range(place + 1)
+        )
+        for place in range(len(times))
+    ]
+    assert table.verify_seconds[0] == pytest.approx(expected, rel=1e-12)
+
+
+def test_more_context_never_costs_less():
+    verify_seconds, draft_seconds = ((2.0, 3.0), (1.0, 4.0), (5.0, 5.0)), (1.0, 0.5, 0.75)
+
+    table = CostTable((1, 2), (0, 10, 20), verify_seconds, draft_seconds, ORIGIN)
+
+    assert table.verify_seconds == ((2.0, 3.0), (2.0, 4.0), (5.0, 5.0))
+    assert table.draft_seconds == (1.0, 1.0, 1.0)
+    assert table.verify_time_s(1, 10**6) > 0
+
+
+def test_a_table_survives_being_written_and_read():
+    noisy = table_of([1, 3, 9], [0.1, 0.30000000000000004, 0.2], draft_seconds=1e-300)
+
+    for table in (CONTEXTS, noisy):
+        assert CostTable.from_json(table.to_json()) == table
+
+
+def changed(**fields):
+    record = json.loads(CONTEXTS.to_json())
+    return json.dumps({key: value for key, value in (record | fields).items() if value != "gone"})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "cost table: expected JSON"),
+        ("[]", "cost table: expected .*, got list"),
+        (changed(origin="gone"), r"cost table: expected .*'origin'.*, got"),
+        (changed(more=1), "cost table: expected .*'more'"),
+        (changed(format="cost-table/2"), "format"),
+        (changed(num_rows=7), "num_rows: expected a list"),
+        (changed(num_rows=[1, 16, 16]), "num_rows: expected ascending"),
+        (changed(num_rows=[1, 16, 64.0]), "num_rows: expected ascending"),
+        (changed(num_rows=[0, 16, 64]), "num_rows: expected ascending integers from 1"),
+        (changed(num_rows=["1", "2", "3"]), "num_rows: expected ascending"),
+        (changed(num_rows=[]), "num_rows: expected ascending"),
+        (changed(context_tokens=[-1, 300, 1300]), "context_tokens: expected ascending"),
+        (changed(context_tokens=[100, 300]), "verify_seconds: expected 2, got 3"),
+        (changed(verify_seconds=[1.0, 2.0, 3.0]), "verify_seconds of a context: expected a list"),
+        (changed(verify_seconds=[[1.0, 2.0]] * 3), "verify_seconds of a context: expected 3"),
+        (changed(verify_seconds=[[1.0, 2.0, math.nan]] * 3), "verify_seconds: .*got nan"),
+        (changed(verify_seconds=[[1.0, 2.0, math.inf]] * 3), "verify_seconds: .*got inf"),
+        (changed(verify_seconds=[[1.0, 2.0, 0.0]] * 3), r"verify_seconds: .*got 0\.0"),
+        (changed(verify_seconds=[[1.0, 2.0, "3"]] * 3), "verify_seconds: .*got '3'"),
+        (changed(draft_seconds=[0.5, True, 1.0]), "draft_seconds: .*got True"),
+        (changed(draft_seconds=[0.5]), "draft_seconds: expected 3, got 1"),
+        (changed(draft_seconds=[0.1, 0.9, 1.7]), "context_tokens: expected a shorter one than 100"),
+        (changed(origin=[]), "origin: expected"),
+        (changed(origin={"device_name": "x"}), "origin: expected"),
+        (changed(origin=dataclasses.asdict(ORIGIN) | {"page_size": "16"}), "origin.page_size"),
+        (changed(origin=dataclasses.asdict(ORIGIN) | {"page_size": True}), "origin.page_size"),
+        (changed(origin=dataclasses.asdict(ORIGIN) | {"dtype": None}), "origin.dtype"),
+    ],
+)  # fmt: skip
+def test_a_damaged_table_is_refused(text, message):
+    with pytest.raises(ConfigError, match=message):
+        CostTable.from_json(text)
+
+
+def test_a_table_of_another_machine_is_refused_by_what_differs():
+    CONTEXTS.check_origin(ORIGIN)
+
+    with pytest.raises(ConfigError, match="measured for page_size 64, got one for 16"):
+        CONTEXTS.check_origin(dataclasses.replace(ORIGIN, page_size=64))
+
+
+@pytest.fixture(scope="module")
+def trees():
+    chooser = torch.Generator().manual_seed(0)
+    logits = [torch.randn(7, 100, generator=chooser) * scale for scale in (0.5, 2, 8)]
+    budget = tree_budget("shared", 16, 3)
+    return [build_draft_tree(rows, root_token=7, node_budget=budget) for rows in logits]
+
+
+def sizes_of(trees):
+    return [tree.num_nodes for tree in trees]
+
+
+def test_a_fixed_budget_is_each_sequences_own(trees):
+    assert sizes_of(allot(trees, "fixed", 16, None, 0)) == [16, 16, 16]
+    assert sizes_of(allot([trees[0].prefix(3)], "fixed", 16, None, 0)) == [3]
+
+
+def test_a_shared_budget_is_spent_where_nodes_are_likeliest(trees):
+    sizes = sizes_of(allot(trees, "shared", 16, None, 0))
+
+    assert sum(sizes) == 48
+    assert len(set(sizes)) == 3
+
+
+def test_an_adaptive_budget_is_shared_up_to_what_pays(trees):
+    shared = allot(trees, "shared", 16, None, 0)
+    cheap, dear = table_of([3, 80], [1.0, 1.0]), table_of([3, 12, 80], [1.0, 1.1, 500.0])
+
+    generous, thrifty = (allot(trees, "adaptive", 16, table, 0) for table in (cheap, dear))
+
+    assert sizes_of(generous) == sizes_of(shared)
+    assert sum(sizes_of(thrifty)) == 12 - 3
+    assert all(less <= more for less, more in zip(sizes_of(thrifty), sizes_of(shared), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_nodes"), [("fixed", 16), ("shared", 128), ("adaptive", 128)]
+)
+def test_trees_are_built_as_large_as_one_sequence_may_get(policy, num_nodes):
+    assert tree_budget(policy, 16, 8) == num_nodes
+    assert tree_budget(policy, 300, 8) == (300 if policy == "fixed" else 512)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [("greedy", "budget_policy: expected one of"), ("adaptive", "cost table")],
+)
+def test_a_policy_that_cannot_be_served_is_refused(trees, policy, message):
+    with pytest.raises(ConfigError, match=message):
+        allot(trees, policy, 16, None, 0)
+
+
+def test_more_seconds_for_verifying_never_buy_more_nodes():
+    gains = published_tree().path_log_probs[1:].exp().tolist()
+
+    chosen = [
+        choose_num_nodes(gains, 1, table_of(range(1, 41), [40 + slope * n for n in range(40)]), 0)
+        for slope in (0.0, 0.5, 1.0, 2.0, 4.0, 100.0)
+    ]
+
+    assert chosen[0] == 39
+    assert chosen[-1] == 0
+    assert all(less <= more for more, less in itertools.pairwise(chosen))
