@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.config import PAGE_SIZES
 from engine.errors import BackendError, ShapeError
 from engine.kernels import OPS, launched_programs, tree_attention
 from engine.kernels.tree_attention import TreeAttentionCase
@@ -89,6 +90,28 @@ def assert_close(actual, expected, tolerance):
 
 @every_case
 @pytest.mark.skipif(INTERPRETED, reason="nothing of it runs in the interpreter")
+def test_what_must_not_matter_is_made_to_hurt(case):
+    arguments = OP.inputs(case)
+    in_pages = [
+        context + (0 if case.hybrid else size)
+        for context, size in zip(case.context_lens, case.tree_sizes, strict=True)
+    ]
+
+    pages, table = arguments["kv_pages"], arguments["page_table"]
+    unused = [table[n, -(-rows // case.page_size) :] for n, rows in enumerate(in_pages)]
+
+    assert int(pages.isnan().all(-1).sum()) == pages.shape[0] * case.page_size - sum(in_pages) > 0
+    assert all(((ids < 0) | (ids >= len(pages))).all() and len(ids) for ids in unused)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="nothing of it runs in the interpreter")
+def test_every_page_size_has_cases_in_both_layouts():
+    assert {case.page_size for case in OP.cases} == set(PAGE_SIZES)
+    assert {case.page_size for case in OP.cases if case.hybrid} >= {1, 16, 64, 128}
+
+
+@every_case
+@pytest.mark.skipif(INTERPRETED, reason="nothing of it runs in the interpreter")
 def test_reference_is_dense_attention_over_visible_rows(case):
     arguments = OP.inputs(case, dtype=torch.float64)
 
@@ -115,7 +138,7 @@ def test_backend_agrees_with_the_reference(device, backend, case, dtype):
 
 
 @every_run
-@pytest.mark.parametrize("name", ["hybrid"])
+@pytest.mark.parametrize("name", ["hybrid", "hybrid-edge64-page64"])
 def test_backend_repeats_itself_to_the_bit(device, backend, name):
     arguments = OP.inputs(CASES[name], device=device)
 
@@ -126,7 +149,7 @@ def test_backend_repeats_itself_to_the_bit(device, backend, name):
 
 
 @every_run
-@pytest.mark.parametrize("name", ["hybrid"])
+@pytest.mark.parametrize("name", ["hybrid", "hybrid-edge64-page64"])
 def test_order_of_the_batch_does_not_matter(device, backend, name):
     arguments = OP.inputs(CASES[name], device=device)
     N = len(arguments["q"])

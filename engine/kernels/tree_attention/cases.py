@@ -210,17 +210,17 @@ def tolerance(dtype: torch.dtype) -> Tolerance:
     )
 
 
-def _edges(page_size: int, edge: int) -> tuple[TreeAttentionCase, ...]:
-    """Contexts one short of, at and one past an edge, as one batch; trees cross the same edge."""
-    return (
-        TreeAttentionCase(
-            name=f"edge{edge}-page{page_size}",
-            reason=f"lengths around {edge}: off-by-one at pages, tiles and splits",
-            context_lens=(edge - 1, edge, edge + 1),
-            trees=(bush(5, seed=1), chain(4), star(6)),
-            page_size=page_size,
-            seed=edge,
-        ),
+def _edges(page_size: int, edge: int, *, hybrid: bool = False) -> TreeAttentionCase:
+    """Contexts around an edge and none at all, as one batch; trees in pages cross the same edge."""
+    return TreeAttentionCase(
+        name=f"{'hybrid-' if hybrid else ''}edge{edge}-page{page_size}",
+        reason=f"lengths around {edge}: off-by-one at pages, tiles and splits",
+        context_lens=(edge - 1, edge, edge + 1, 0),
+        trees=(bush(5, seed=1), chain(4), star(6), bush(7, seed=2)),
+        num_heads=2 if page_size == 16 else 1,
+        page_size=page_size,
+        hybrid=hybrid,
+        seed=edge,
     )
 
 
@@ -230,7 +230,12 @@ CASES: tuple[TreeAttentionCase, ...] = (
                       page_size=64),
     TreeAttentionCase("empty-context", "the tree is all there is", (0, 0), (chain(7), star(5)),
                       page_size=16),
-    *_edges(1, 32), *_edges(16, 16), *_edges(16, 64), *_edges(64, 64), *_edges(64, 128),
+    _edges(1, 32), _edges(16, 16), _edges(16, 64), _edges(32, 96),
+    _edges(64, 64), _edges(64, 128), _edges(128, 128),
+    _edges(64, 64, hybrid=True), _edges(128, 128, hybrid=True),
+    TreeAttentionCase("hybrid-word-edge", "tree tiles beside the pages, over a mask word",
+                      (64, 129, 0), (bush(33, 14), chain(3), bush(32, 15)), page_size=128,
+                      num_heads=1, hybrid=True),
     TreeAttentionCase("uneven", "a long, a short and an empty sequence share a launch",
                       (131, 2, 0, 40), (bush(11, 2), (-1,), chain(3), star(17)), page_size=16,
                       num_heads=3),
