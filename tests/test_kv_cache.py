@@ -346,3 +346,41 @@ def test_a_write_reads_nothing_back_to_the_host():
 
     with pytest.raises(AssertionError, match="_local_scalar_dense"), RefuseHostReads():
         slots.sum().item()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+def test_a_step_of_the_cache_never_waits_for_the_device(page_size):
+    """What a step asks for, new pages and a copy on write included, with every sync an error."""
+    shape = CacheShape(LAYERS, 512 // page_size, page_size, DIM, 2)
+    cache = LatentCache(shape, device="cuda", reuse_prefixes=True)
+    rows = torch.arange(200.0, device="cuda")[:, None].expand(-1, DIM).contiguous()
+    cache.reserve(1, 200)
+    scratch = cache.new_scratch(1, 24)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        slots = cache.slots(1, range(200))
+        for layer in range(LAYERS):
+            cache.write(layer, slots, rows)
+            scratch.write(layer, slots[:0], rows[:0])
+        cache.write_features(slots, rows[:, :2].contiguous())
+        cache.advance(1, 136)
+        cache.commit(1, [2, 3, 30])
+        cache.reserve(1, 200)
+        cache.commit_scratch(scratch, 0, 1, [1, 5, 23])
+        cache.publish(1, range(144))
+        start = cache.begin(2, range(144))
+        cache.truncate(2, start - start // 3)
+        cache.reserve(2, 40)
+        table = cache.page_table([2, 1])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+    cache.check_integrity()
+    assert start == 144 // page_size * page_size
+    assert table.shape == (2, -(-344 // page_size))
+    kept = [*range(136), 136, 138, 139, 166]
+    assert cache.gather(1, 1)[:, 0].tolist() == [*map(float, kept), 0.0, 0.0, 0.0, 0.0]
+    assert torch.equal(cache.gather(2, 2), cache.gather(2, 1)[: start - start // 3])

@@ -11,7 +11,9 @@ import torch
 from engine.draft_tree import DraftTree, accept, build_from_log_probs
 from engine.errors import CacheError, ConfigError, ShapeError
 from engine.kv_cache import CacheShape, LatentCache
+from engine.presets import preset
 from engine.tree_scratch import ScratchShape, TreeScratch
+from engine.verify import append_chain, plan_pass
 
 LAYERS, DIM = 3, 5
 PAGE_SIZES = [1, 16, 32, 64, 128]
@@ -44,7 +46,7 @@ def write_tree(scratch, index, rows):
 
 
 def gathered(cache, seq):
-    return torch.stack([cache.gather(layer, seq) for layer in range(LAYERS)])
+    return torch.stack([cache.gather(layer, seq) for layer in range(cache.shape.num_layers)])
 
 
 def built(size, node_budget, seed):
@@ -134,6 +136,42 @@ def test_every_accepted_path_of_a_tree_is_walked_and_committed(name, page_size, 
         assert cache.pages.flatten(1, 2)[:, behind].isnan().all()
     cache.check_integrity()
     assert scratch.rows.isnan().all()
+
+
+@pytest.mark.parametrize("layout", ["paged", "hybrid"])
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+def test_decoding_after_a_commit_finds_the_rows_of_a_run_from_the_start(page_size, layout):
+    """Rows that a commit moved are the tree's to the bit, and as good as if computed in place."""
+    target = preset("nano", dtype=torch.float64).target
+    config, tree = target.config, bush(12, 6)
+    shape = CacheShape(config.num_hidden_layers, 320 // page_size, page_size, config.latent_dim)
+    caches = [LatentCache(shape, dtype=torch.float64, fill=math.nan) for _ in range(2)]
+    cache = caches[0]
+    scratch = cache.new_scratch(1, tree.tree_size) if layout == "hybrid" else None
+    prompt = [13 + n % 7 for n in range(max(page_size - 2, 20))]
+    path = path_to(tree, int(tree.depths.argmax()))
+
+    def append(where, tokens):
+        passed = append_chain(target, where, 1, tokens, backend="reference", tap_ids=())
+        return target.head(passed.hidden[-1:])
+
+    append(cache, prompt)
+    target.forward(plan_pass(cache, [1], [tree], "reference", scratch=scratch), ())
+    if scratch is None:
+        slots = cache.slots(1, range(len(prompt), len(prompt) + tree.tree_size))
+        written = cache.pages.flatten(1, 2)[:, slots]
+        cache.commit(1, path)
+    else:
+        written = scratch.rows[:, 0].clone()
+        cache.commit_scratch(scratch, 0, 1, path)
+    moved = gathered(cache, 1)[:, len(prompt) :]
+    logits = append(cache, [9])
+
+    assert len(path) >= 3
+    assert torch.equal(moved, written[:, [0, *path]])
+    tokens = [*prompt, *tree.token_ids[[0, *path]].tolist(), 9]
+    torch.testing.assert_close(logits, append(caches[1], tokens), rtol=0, atol=1e-6)
+    torch.testing.assert_close(gathered(cache, 1), gathered(caches[1], 1), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
