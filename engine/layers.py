@@ -1,4 +1,4 @@
-"""Normalisation, rotary positions and the gated MLP, shared by target and drafter.
+"""Products, normalisation, rotary positions and the gated MLP, shared by target and drafter.
 
 Everything here is a function of its arguments: no cache, no device choice, no configuration
 beyond the numbers passed in. Angles are computed in float64 and rounded once, so that positions
@@ -14,11 +14,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.config import DrafterConfig, TargetConfig, YarnConfig
+from engine.quantized import Weight, dense
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype reductions run in: at least float32, float64 where the model is."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def linear(x: Tensor, weight: Weight) -> Tensor:
+    """Multiply `x` [..., in] by the transpose of `weight` [out, in], dequantised for this use."""
+    return functional.linear(x, dense(weight, x.dtype))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -140,19 +146,19 @@ def _broadcast(rotation: Rotation, x: Tensor) -> tuple[Tensor, Tensor]:
 class SwiGlu:
     """The gated MLP `down(silu(gate(x)) * up(x))`."""
 
-    gate_proj: Tensor  # [I, hidden]
-    up_proj: Tensor  # [I, hidden]
-    down_proj: Tensor  # [hidden, I]
+    gate_proj: Weight  # [I, hidden]
+    up_proj: Weight  # [I, hidden]
+    down_proj: Weight  # [hidden, I]
 
     @classmethod
-    def read(cls, tensors: Mapping[str, Tensor], prefix: str) -> "SwiGlu":
+    def read(cls, tensors: Mapping[str, Weight], prefix: str) -> "SwiGlu":
         """Take the three projections named under `prefix` in a checkpoint."""
         return cls(*(tensors[f"{prefix}.{name}.weight"] for name in swiglu_shapes(1, 1)))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map `x` [..., hidden] to the same shape."""
-        gate = functional.silu(functional.linear(x, self.gate_proj))
-        return functional.linear(gate * functional.linear(x, self.up_proj), self.down_proj)
+        gate = functional.silu(linear(x, self.gate_proj))
+        return linear(gate * linear(x, self.up_proj), self.down_proj)
 
 
 def swiglu_shapes(hidden_size: int, intermediate_size: int) -> dict[str, tuple[int, int]]:

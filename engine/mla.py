@@ -18,11 +18,11 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from engine.config import TargetConfig
 from engine.kernels import tree_attention
-from engine.layers import Rotation, accumulation_dtype, rms_norm, rotate_interleaved
+from engine.layers import Rotation, accumulation_dtype, linear, rms_norm, rotate_interleaved
+from engine.quantized import Weight, dense
 
 LATENT_NORM_EPS = 1e-6  # of the norms inside MLA; the published model code ignores rms_norm_eps
 
@@ -73,13 +73,13 @@ class Mla:
     """The attention of one target layer; tensors are named as in the checkpoint."""
 
     config: TargetConfig
-    q_a_proj: Tensor | None  # [q_lora_rank, hidden]; None where queries are not compressed
+    q_a_proj: Weight | None  # [q_lora_rank, hidden]; None where queries are not compressed
     q_a_layernorm: Tensor | None  # [q_lora_rank]
-    q_proj: Tensor  # [H * qk_head_dim, hidden or q_lora_rank]; `q_b_proj` where compressed
-    kv_a_proj_with_mqa: Tensor  # [D, hidden]
+    q_proj: Weight  # [H * qk_head_dim, hidden or q_lora_rank]; `q_b_proj` where compressed
+    kv_a_proj_with_mqa: Weight  # [D, hidden]
     kv_a_layernorm: Tensor  # [kv_lora_rank]
-    kv_b_proj: Tensor  # [H * (qk_nope_head_dim + v_head_dim), kv_lora_rank]
-    o_proj: Tensor  # [hidden, H * v_head_dim]
+    kv_b_proj: Weight  # [H * (qk_nope_head_dim + v_head_dim), kv_lora_rank]
+    o_proj: Weight  # [hidden, H * v_head_dim]
 
     def __call__(self, x: Tensor, rotation: Rotation, plan: AttentionPlan, layer: int) -> Tensor:
         """Write the latent rows of `x` [M, hidden] and attend, absorbed; [M, hidden]."""
@@ -96,7 +96,7 @@ class Mla:
             backend=plan.backend,
         )
         values = torch.einsum("mhc,hvc->mhv", plan.pack(out), self._up_values())
-        return functional.linear(values.flatten(1), self.o_proj)
+        return linear(values.flatten(1), self.o_proj)
 
     def naive(self, x: Tensor, rotation: Rotation) -> Tensor:
         """Attend causally within `x` [S, hidden], expanded and without a cache; [S, hidden]."""
@@ -110,13 +110,13 @@ class Mla:
         future = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).triu(1)
         weights = scores.masked_fill(future, -torch.inf).softmax(dim=-1).to(x.dtype)
         out = torch.einsum("hqs,shv->qhv", weights, values)
-        return functional.linear(out.flatten(1), self.o_proj)
+        return linear(out.flatten(1), self.o_proj)
 
     def queries(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Return `q_nope` [M, H, nope] and the rotated `q_rope` [M, H, rope]."""
         if self.q_a_proj is not None and self.q_a_layernorm is not None:
-            x = rms_norm(functional.linear(x, self.q_a_proj), self.q_a_layernorm, LATENT_NORM_EPS)
-        q = functional.linear(x, self.q_proj).view(len(x), -1, self.config.qk_head_dim)
+            x = rms_norm(linear(x, self.q_a_proj), self.q_a_layernorm, LATENT_NORM_EPS)
+        q = linear(x, self.q_proj).view(len(x), -1, self.config.qk_head_dim)
         q_nope, q_rope = _cut(q, self.config.qk_nope_head_dim)
         return q_nope, rotate_interleaved(q_rope, rotation)
 
@@ -127,7 +127,7 @@ class Mla:
 
     def latent_rows(self, x: Tensor, rotation: Rotation) -> Tensor:
         """Return the cache rows `[c_kv ; k_rope]` of `x`, [M, D]."""
-        kv_a = functional.linear(x, self.kv_a_proj_with_mqa)
+        kv_a = linear(x, self.kv_a_proj_with_mqa)
         c_kv, k_rope = _cut(kv_a, self.config.kv_lora_rank)
         c_kv = rms_norm(c_kv, self.kv_a_layernorm, LATENT_NORM_EPS)
         return torch.cat((c_kv, rotate_interleaved(k_rope, rotation)), dim=-1)
@@ -141,7 +141,8 @@ class Mla:
     def _up_projections(self) -> Tensor:
         config = self.config
         width = config.qk_nope_head_dim + config.v_head_dim
-        return self.kv_b_proj.view(config.num_attention_heads, width, config.kv_lora_rank)
+        projections = dense(self.kv_b_proj, self.kv_a_layernorm.dtype)
+        return projections.view(config.num_attention_heads, width, config.kv_lora_rank)
 
 
 def _cut(x: Tensor, width: int) -> tuple[Tensor, Tensor]:

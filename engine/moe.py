@@ -20,8 +20,10 @@ from torch.nn import functional
 
 from engine.config import TargetConfig
 from engine.layers import SwiGlu, accumulation_dtype
+from engine.quantized import Weight
 
 GROUP_SCORE_EXPERTS = 2  # a group's score is the sum of its best two
+SCORE_SUM_EPS = 1e-20  # of the published model code: all chosen scores may vanish
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Router:
         expert_ids = self._choose(scores + self.e_score_correction_bias.to(dtype))
         weights = scores.gather(1, expert_ids)
         if self.config.norm_topk_prob:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + SCORE_SUM_EPS)
         return Routing(expert_ids, weights * self.config.routed_scaling_factor)
 
     def _choose(self, priority: Tensor) -> Tensor:
@@ -67,9 +69,9 @@ class Moe:
     """Routed experts, their projections stacked over E, beside a shared one."""
 
     router: Router
-    gate_proj: Tensor  # [E, I, hidden]
-    up_proj: Tensor  # [E, I, hidden]
-    down_proj: Tensor  # [E, hidden, I]
+    gate_proj: Weight  # [E, I, hidden]
+    up_proj: Weight  # [E, I, hidden]
+    down_proj: Weight  # [E, hidden, I]
     shared: SwiGlu | None
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -8,16 +8,17 @@ except that the routed experts of a layer are stacked under one name.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from engine.config import TargetConfig
 from engine.errors import RequestError
-from engine.layers import Rotary, Rotation, SwiGlu, rms_norm, swiglu_shapes
+from engine.layers import Rotary, Rotation, SwiGlu, linear, rms_norm, swiglu_shapes
 from engine.mla import AttentionPlan, Mla
 from engine.moe import Moe, Router
+from engine.quantized import Weight, plain
 
 Shape = tuple[int, ...]
 
@@ -84,16 +85,22 @@ class Target:
     Parameters
     ----------
     config : TargetConfig
-    tensors : mapping of str to Tensor
-        As `target_shapes` names them, all on one device. Kept, not copied, never mutated.
+    tensors : mapping of str to Weight
+        As `target_shapes` names them, all on one device; projections (`*_proj*`) may be
+        quantised. Kept, not copied, never mutated.
+
+    Raises
+    ------
+    WeightsError
+        Anything but a projection is quantised.
     """
 
-    def __init__(self, config: TargetConfig, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, config: TargetConfig, tensors: Mapping[str, Weight]) -> None:
         self.config = config
         self.tensors = dict(tensors)
-        self.embed_tokens = tensors["model.embed_tokens.weight"]  # [V, hidden]
-        self.norm = tensors["model.norm.weight"]
-        self.lm_head = tensors["lm_head.weight"]  # [V, hidden]
+        self.embed_tokens = plain(tensors, "model.embed_tokens.weight")  # [V, hidden]
+        self.norm = plain(tensors, "model.norm.weight")
+        self.lm_head = plain(tensors, "lm_head.weight")  # [V, hidden]
         self.rotary = Rotary.of_target(config, self.device)
         self.layers = tuple(
             _read_layer(config, tensors, index) for index in range(config.num_hidden_layers)
@@ -131,7 +138,7 @@ class Target:
     def head(self, hidden: Tensor) -> Tensor:
         """Return the logits of `hidden` [M, hidden], [M, V] float32."""
         normed = rms_norm(hidden, self.norm, self.config.rms_norm_eps)
-        return functional.linear(normed, self.lm_head).float()
+        return linear(normed, self.lm_head).float()
 
     def logits(self, token_ids: Sequence[int] | Tensor) -> Tensor:
         """Return the logits after every token of one sequence by a plain causal forward.
@@ -148,9 +155,14 @@ class Target:
         Raises
         ------
         RequestError
-            A token is outside the vocabulary, or there is none.
+            A token is no integer or outside the vocabulary, or there is none.
         """
         if isinstance(token_ids, Tensor):
+            if token_ids.dim() != 1:
+                raise RequestError(
+                    f"prompt: expected token ids [S], got shape {list(token_ids.shape)} (one "
+                    "sequence at a time)"
+                )
             token_ids = token_ids.tolist()
         check_tokens(token_ids, self.config.vocab_size)
         positions = torch.arange(len(token_ids), device=self.device)
@@ -162,9 +174,15 @@ class Target:
 
 
 def check_tokens(token_ids: Sequence[int], vocab_size: int) -> None:
-    """Refuse a prompt that is empty or leaves the vocabulary with a `RequestError`."""
+    """Refuse a prompt that is empty, no integers or outside the vocabulary: `RequestError`."""
     if len(token_ids) == 0:
         raise RequestError("prompt: expected at least one token, got none (a step needs a root)")
+    for token in token_ids:
+        if isinstance(token, bool) or not isinstance(token, Integral):
+            raise RequestError(
+                f"prompt: expected integer token ids, got {token!r} of type "
+                f"{type(token).__name__} (a token is an index into the vocabulary)"
+            )
     outside = [token for token in token_ids if not 0 <= token < vocab_size]
     if outside:
         raise RequestError(
@@ -225,33 +243,33 @@ def _mlp_shapes(config: TargetConfig, layer: int) -> dict[str, Shape]:
     return shapes
 
 
-def _read_layer(config: TargetConfig, tensors: Mapping[str, Tensor], index: int) -> TargetLayer:
+def _read_layer(config: TargetConfig, tensors: Mapping[str, Weight], index: int) -> TargetLayer:
     prefix = f"model.layers.{index}"
     return TargetLayer(
         index=index,
         eps=config.rms_norm_eps,
-        input_layernorm=tensors[f"{prefix}.input_layernorm.weight"],
+        input_layernorm=plain(tensors, f"{prefix}.input_layernorm.weight"),
         self_attn=_read_attention(config, tensors, f"{prefix}.self_attn"),
-        post_attention_layernorm=tensors[f"{prefix}.post_attention_layernorm.weight"],
+        post_attention_layernorm=plain(tensors, f"{prefix}.post_attention_layernorm.weight"),
         mlp=_read_mlp(config, tensors, index),
     )
 
 
-def _read_attention(config: TargetConfig, tensors: Mapping[str, Tensor], prefix: str) -> Mla:
+def _read_attention(config: TargetConfig, tensors: Mapping[str, Weight], prefix: str) -> Mla:
     is_compressed = config.q_lora_rank is not None
     return Mla(
         config=config,
         q_a_proj=tensors[f"{prefix}.q_a_proj.weight"] if is_compressed else None,
-        q_a_layernorm=tensors[f"{prefix}.q_a_layernorm.weight"] if is_compressed else None,
+        q_a_layernorm=plain(tensors, f"{prefix}.q_a_layernorm.weight") if is_compressed else None,
         q_proj=tensors[f"{prefix}.{'q_b_proj' if is_compressed else 'q_proj'}.weight"],
         kv_a_proj_with_mqa=tensors[f"{prefix}.kv_a_proj_with_mqa.weight"],
-        kv_a_layernorm=tensors[f"{prefix}.kv_a_layernorm.weight"],
+        kv_a_layernorm=plain(tensors, f"{prefix}.kv_a_layernorm.weight"),
         kv_b_proj=tensors[f"{prefix}.kv_b_proj.weight"],
         o_proj=tensors[f"{prefix}.o_proj.weight"],
     )
 
 
-def _read_mlp(config: TargetConfig, tensors: Mapping[str, Tensor], index: int) -> Moe | SwiGlu:
+def _read_mlp(config: TargetConfig, tensors: Mapping[str, Weight], index: int) -> Moe | SwiGlu:
     prefix = f"model.layers.{index}.mlp"
     if index < config.first_k_dense_replace:
         return SwiGlu.read(tensors, prefix)
@@ -259,8 +277,8 @@ def _read_mlp(config: TargetConfig, tensors: Mapping[str, Tensor], index: int) -
     return Moe(
         router=Router(
             config,
-            weight=tensors[f"{prefix}.gate.weight"],
-            e_score_correction_bias=tensors[f"{prefix}.gate.e_score_correction_bias"],
+            weight=plain(tensors, f"{prefix}.gate.weight"),
+            e_score_correction_bias=plain(tensors, f"{prefix}.gate.e_score_correction_bias"),
         ),
         gate_proj=tensors[f"{prefix}.experts.gate_proj.weight"],
         up_proj=tensors[f"{prefix}.experts.up_proj.weight"],

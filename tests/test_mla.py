@@ -8,6 +8,7 @@ from engine.draft_tree import build_draft_tree
 from engine.kv_cache import CacheShape, LatentCache
 from engine.layers import Rotary
 from engine.mla import Mla
+from engine.quantized import Fp8BlockWeight, dense
 from engine.verify import chain, plan_pass
 
 HIDDEN = 24
@@ -173,6 +174,26 @@ def test_a_bf16_layer_stays_near_its_float64_twin():
     assert (
         got.double() - expected
     ).norm() < 0.02 * expected.norm()  # bf16 has 8 bits: 0.4 % a rounding
+
+
+def as_fp8(weight):
+    """The weight in blocks of 4 x 5, cut off at the edges, with made-up scales."""
+    rows, columns = weight.shape
+    scales = torch.rand(-(-rows // 4), -(-columns // 5), generator=torch.Generator().manual_seed(0))
+    return Fp8BlockWeight(weight.to(torch.float8_e4m3fn), scales + 0.5, (4, 5))
+
+
+def test_quantised_projections_give_what_their_dequantised_twins_give():
+    mla, x = make(VARIANTS["compressed-queries"]), rows(20, seed=8)
+    names = ("q_a_proj", "q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+    stored = dataclasses.replace(mla, **{name: as_fp8(getattr(mla, name)) for name in names})
+    plain = {name: dense(getattr(stored, name), torch.float64) for name in names}
+    twin = dataclasses.replace(mla, **plain)
+
+    got = attend(stored, new_cache(16), [0], [chain(range(20))], x)
+
+    assert torch.equal(got, attend(twin, new_cache(16), [0], [chain(range(20))], x))
+    torch.testing.assert_close(got, naive(stored, x), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(

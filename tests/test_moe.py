@@ -7,6 +7,7 @@ import torch
 from engine.config import TargetConfig
 from engine.layers import SwiGlu
 from engine.moe import Moe, Router
+from engine.quantized import Int4GroupWeight, dense
 
 CONFIG = TargetConfig(
     hidden_size=12,
@@ -171,3 +172,29 @@ def test_bf16_rows_are_routed_and_summed_in_float32():
 
     assert routing.expert_weights.dtype == torch.float32
     assert moe(x).dtype == torch.bfloat16
+
+
+def test_packed_experts_give_what_their_dequantised_twins_give():
+    config = dataclasses.replace(CONFIG, hidden_size=32, moe_intermediate_size=16)
+    moe, generator = make(config), torch.Generator().manual_seed(1)
+
+    def packed(out, width):
+        shape = (config.n_routed_experts, out, width // 8)
+        words = torch.randint(-(2**31), 2**31, shape, generator=generator).to(torch.int32)
+        scales = torch.rand(*shape[:2], width // 16, generator=generator)
+        return Int4GroupWeight(words, (scales / 16).bfloat16())
+
+    names = {"gate_proj": (16, 32), "up_proj": (16, 32), "down_proj": (32, 16)}
+    stored = dataclasses.replace(moe, **{name: packed(*shape) for name, shape in names.items()})
+    plain = {name: dense(getattr(stored, name), torch.float64) for name in names}
+    x = torch.randn(7, 32, generator=generator, dtype=torch.float64)
+
+    assert torch.equal(stored(x), dataclasses.replace(moe, **plain)(x))
+
+
+def test_scores_that_all_vanish_give_no_routed_part():
+    moe = make(CONFIG)
+    router = dataclasses.replace(moe.router, weight=torch.full_like(moe.router.weight, -1000.0))
+    x = torch.ones(2, CONFIG.hidden_size, dtype=torch.float64)
+
+    assert torch.equal(dataclasses.replace(moe, router=router)(x), moe.shared(x))

@@ -1,77 +1,15 @@
 import dataclasses
 import json
+import pickle
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint_config import drafter_config, target_config
 from engine.config import YarnConfig
 from engine.errors import ConfigError, WeightsError
-from engine.presets import preset, random_drafter, random_target
+from engine.presets import preset, random_drafter
 from engine.weights import load_drafter, load_target, save_drafter, save_target
-
-DEEPSEEK_V3 = {  # what its config.json says of the architecture
-    "first_k_dense_replace": 3,
-    "hidden_act": "silu",
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "kv_lora_rank": 512,
-    "max_position_embeddings": 163840,
-    "model_type": "deepseek_v3",
-    "moe_intermediate_size": 2048,
-    "n_group": 8,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "norm_topk_prob": True,
-    "num_attention_heads": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 61,
-    "num_nextn_predict_layers": 1,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "rms_norm_eps": 1e-06,
-    "rope_scaling": {
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "factor": 40,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "original_max_position_embeddings": 4096,
-        "type": "yarn",
-    },
-    "rope_theta": 10000,
-    "routed_scaling_factor": 2.5,
-    "scoring_func": "sigmoid",
-    "tie_word_embeddings": False,
-    "topk_group": 4,
-    "topk_method": "noaux_tc",
-    "v_head_dim": 128,
-    "vocab_size": 129280,
-}
-KIMI_DRAFTER = {
-    "hidden_size": 7168,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 18432,
-    "max_position_embeddings": 262144,
-    "block_size": 8,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 50000,
-    "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
-    "sliding_window": 2048,
-    "dflash_config": {"mask_token_id": 163838},
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 64,
-        "original_max_position_embeddings": 4096,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-    },
-}
 
 
 def edit_config(directory, **changes):
@@ -136,6 +74,7 @@ def test_a_checkpoint_in_several_files_with_a_prediction_layer_is_read(saved):
     first = dict(list(tensors.items())[:5])
     rest = {k: v for k, v in tensors.items() if k not in first}
     rest["model.layers.2.enorm.weight"] = torch.ones(3)  # behind the last layer: not the target's
+    edit_config(saved / "target", num_nextn_predict_layers=1)
     path.unlink()
     save_file(first, path.with_name("model-00001-of-00002.safetensors"))
     save_file(rest, path.with_name("model-00002-of-00002.safetensors"))
@@ -146,26 +85,159 @@ def test_a_checkpoint_in_several_files_with_a_prediction_layer_is_read(saved):
     )
 
 
-def test_a_loaded_target_agrees_with_the_transformers_library(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    config = dataclasses.replace(
-        preset("nano").target.config,
-        yarn=YarnConfig(factor=4, original_max_position_embeddings=16),
-        n_routed_experts=8,
-        num_hidden_layers=3,
-    )
-    ours = random_target(config, device="cpu", dtype=torch.float64, seed=6)
-    save_target(ours, tmp_path)
-    theirs = transformers.DeepseekV3ForCausalLM.from_pretrained(
-        tmp_path, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
-    )
-    token_ids = torch.randint(23, (40,), generator=torch.Generator().manual_seed(1))
+def shard(directory, num_files=3):
+    """Split a checkpoint as large ones are: several files and an index of what is in which."""
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    path.unlink()
+    weight_map = {}
+    for number in range(num_files):
+        part = dict(list(tensors.items())[number::num_files])
+        name = f"model-{number + 1:05}-of-{num_files:05}.safetensors"
+        save_file(part, directory / name)
+        weight_map |= dict.fromkeys(part, name)
+    write_index(directory, weight_map)
+    return weight_map
 
-    with torch.no_grad():
-        expected = theirs(token_ids.unsqueeze(0)).logits[0]
 
-    # It routes in float32 whatever the model's dtype.
-    torch.testing.assert_close(ours.logits(token_ids).double(), expected, rtol=1e-4, atol=1e-5)
+def write_index(directory, weight_map):
+    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def test_a_sharded_checkpoint_is_read_as_its_index_says(saved):
+    whole = load_target(saved / "target")
+    shard(saved / "target")
+    other = saved / "target" / "consolidated.safetensors"
+    save_file({"lm_head.weight": torch.zeros(1)}, other)  # no file of the index
+
+    target = load_target(saved / "target")
+
+    assert all(torch.equal(target.tensors[name], whole.tensors[name]) for name in whole.tensors)
+
+
+def test_a_missing_shard_is_named_once(saved):
+    shard(saved / "target")
+    (saved / "target" / "model-00002-of-00003.safetensors").unlink()
+
+    with pytest.raises(
+        WeightsError, match=r"the 3 files of .*, got 1 missing, model-00002-of-00003.safetensors"
+    ):
+        load_target(saved / "target")
+
+
+def test_a_tensor_its_index_puts_into_a_file_that_lacks_it_is_missing(saved):
+    shard(saved / "target")
+    path = saved / "target" / "model-00001-of-00003.safetensors"
+    tensors = load_file(path)
+    name = next(iter(tensors))
+    save_file({k: v for k, v in tensors.items() if k != name}, path)
+
+    with pytest.raises(WeightsError, match=f"1 missing, {name} first"):
+        load_target(saved / "target")
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_a_tensor_in_two_files_is_refused(saved, has_index):
+    weight_map = shard(saved / "target")
+    name, first = next(iter(weight_map.items()))
+    second = saved / "target" / "model-00003-of-00003.safetensors"
+    save_file(load_file(second) | {name: torch.zeros(3)}, second)
+    if not has_index:
+        (saved / "target" / "model.safetensors.index.json").unlink()
+
+    with pytest.raises(WeightsError, match=f"{name} once, got it in {first} and {second.name}"):
+        load_target(saved / "target")
+
+
+@pytest.mark.parametrize(
+    "weight_map", [None, {}, {"a": 3}, {"a": "../target/model.safetensors"}, ["a"]]
+)
+def test_an_index_without_files_beside_it_is_refused(saved, weight_map):
+    write_index(saved / "target", weight_map)
+
+    with pytest.raises(WeightsError, match=r"index\.json: expected a weight_map to files beside"):
+        load_target(saved / "target")
+
+
+def wrap(directory, **extra):
+    """Dress a checkpoint as the published Kimi K2.5 and K2.6 are."""
+    path = directory / "model.safetensors"
+    tensors = {f"language_model.{name}": tensor for name, tensor in load_file(path).items()}
+    save_file(tensors | extra, path)
+    text = json.loads((directory / "config.json").read_text()) | {"model_type": "kimi_k2"}
+    wrapper = {"model_type": "kimi_k25", "text_config": text, "tie_word_embeddings": False}
+    (directory / "config.json").write_text(json.dumps(wrapper))
+
+
+def test_the_wrappers_text_model_is_read_and_its_eyes_are_not(saved):
+    plain = load_target(saved / "target")
+    eyes = {
+        "vision_tower.patch_embed.proj.weight": torch.ones(2),
+        "mm_projector.proj.0.bias": torch.ones(2),
+    }
+    wrap(saved / "target", **eyes)
+
+    target = load_target(saved / "target")
+
+    assert target.config == plain.config
+    assert all(torch.equal(target.tensors[name], plain.tensors[name]) for name in plain.tensors)
+
+
+def test_what_a_wrapper_holds_beside_text_and_vision_is_refused(saved):
+    wrap(saved / "target", **{"audio_tower.proj.weight": torch.ones(2)})
+
+    with pytest.raises(WeightsError, match=r"1 unknown, audio_tower.proj.weight first"):
+        load_target(saved / "target")
+
+
+def test_a_wrappers_names_are_unknown_outside_a_wrapper(saved):
+    edit_tensors(
+        saved / "target", lambda tensors: tensors.update({"vision_tower.a": torch.ones(2)})
+    )
+
+    with pytest.raises(WeightsError, match=r"1 unknown, vision_tower.a first"):
+        load_target(saved / "target")
+
+
+def test_layers_that_neither_target_nor_prediction_needs_are_refused(saved):
+    edit_config(saved / "target", num_nextn_predict_layers=1)
+    edit_tensors(
+        saved / "target",
+        lambda tensors: tensors.update({"model.layers.3.enorm.weight": torch.ones(3)}),
+    )
+
+    with pytest.raises(WeightsError, match=r"1 unknown, model.layers.3.enorm.weight first"):
+        load_target(saved / "target")
+
+
+def test_stored_frequencies_are_derived_and_ignored(saved):
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    edit_tensors(saved / "target", lambda tensors: tensors.update({name: torch.ones(2)}))
+
+    assert name not in load_target(saved / "target").tensors
+
+
+def test_a_head_that_is_not_there_is_the_embedding_only_if_the_configuration_ties_them(saved):
+    edit_tensors(saved / "target", lambda tensors: tensors.pop("lm_head.weight"))
+
+    with pytest.raises(WeightsError, match=r"1 missing, lm_head.weight first"):
+        load_target(saved / "target")
+    edit_config(saved / "target", tie_word_embeddings=True)
+    target = load_target(saved / "target")
+
+    assert torch.equal(target.lm_head, target.embed_tokens)
+
+
+def test_saving_leaves_no_file_of_an_earlier_checkpoint(saved):
+    shard(saved / "target")
+
+    save_target(load_target(saved / "target"), saved / "target")
+
+    assert {path.name for path in (saved / "target").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+    }
 
 
 def drop_one(tensors):
@@ -208,14 +280,6 @@ def test_a_damaged_file_is_named(saved):
         load_target(saved / "target")
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "\udcff"])
-def test_a_config_that_is_no_json_object_is_refused(saved, content):
-    (saved / "target" / "config.json").write_bytes(content.encode("utf-8", "surrogateescape"))
-
-    with pytest.raises(WeightsError, match=r"config\.json: expected"):
-        load_target(saved / "target")
-
-
 def test_missing_files_are_named(tmp_path, saved):
     (saved / "drafter" / "model.safetensors").unlink()
 
@@ -223,92 +287,6 @@ def test_missing_files_are_named(tmp_path, saved):
         load_target(tmp_path / "nowhere")
     with pytest.raises(WeightsError, match="safetensors"):
         load_drafter(saved / "drafter", load_target(saved / "target"))
-
-
-def test_a_quantised_checkpoint_is_refused(saved):
-    edit_config(saved / "target", quantization_config={"quant_method": "fp8"})
-
-    with pytest.raises(WeightsError, match="quantization_config"):
-        load_target(saved / "target")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"scoring_func": "softmax"}, "scoring_func: expected 'sigmoid', got 'softmax'"),
-        ({"tie_word_embeddings": True}, "tie_word_embeddings"),
-        ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope type"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2}}, "original_max_position_embeddings"),
-        ({"kv_lora_rank": None}, "expected kv_lora_rank, got none"),
-        ({"kv_lora_rank": "wide"}, "kv_lora_rank"),
-    ],
-)
-def test_a_configuration_the_engine_does_not_implement_is_refused(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        target_config(DEEPSEEK_V3 | changes)
-
-
-def test_the_published_deepseek_v3_configuration_is_read():
-    config = target_config(DEEPSEEK_V3)
-
-    assert (config.latent_dim, config.n_group, config.topk_group, config.q_lora_rank) == (
-        576,
-        8,
-        4,
-        1536,
-    )
-    assert config.softmax_scale == pytest.approx(0.1352337789, abs=1e-10)
-    assert config.yarn == YarnConfig(factor=40, original_max_position_embeddings=4096)
-
-
-def test_rope_parameters_are_read_as_rope_scaling_is():
-    old = {k: v for k, v in DEEPSEEK_V3.items() if k not in ("rope_theta", "rope_scaling")}
-    rope = {k: v for k, v in DEEPSEEK_V3["rope_scaling"].items() if k != "type"}
-
-    new = old | {"rope_parameters": rope | {"rope_type": "yarn", "rope_theta": 10000}}
-
-    assert target_config(new) == target_config(DEEPSEEK_V3)
-
-
-def test_yarn_without_mscale_all_dim_leaves_the_softmax_scale_alone():
-    rope = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
-
-    config = target_config(DEEPSEEK_V3 | {"rope_scaling": rope})
-
-    assert config.softmax_scale == pytest.approx(192**-0.5)
-    assert config.yarn.rope_mscale == pytest.approx(1.3688879454)
-
-
-def kimi_target():
-    return dataclasses.replace(target_config(DEEPSEEK_V3), vocab_size=163840)
-
-
-def test_the_kimi_drafter_configuration_is_read_with_its_default_taps():
-    config = drafter_config(KIMI_DRAFTER, kimi_target())
-
-    assert config.target_layer_ids == (1, 12, 24, 35, 47, 58)
-    assert (config.horizon, config.mask_token_id, config.sliding_window) == (7, 163838, 2048)
-    assert not config.is_block_causal
-    assert config.rope_attention_factor == 1.0
-
-
-def test_what_dflash_config_says_goes_before_the_defaults():
-    dflash = {
-        "mask_token_id": 5,
-        "target_layer_ids": [19, 37],
-        "causal": True,
-        "swa_window_size": 4096,
-    }
-    rope = KIMI_DRAFTER["rope_scaling"] | {"attention_factor": 1.4158883083359672}
-
-    config = drafter_config(
-        KIMI_DRAFTER | {"dflash_config": dflash, "rope_scaling": rope}, kimi_target()
-    )
-
-    assert config.target_layer_ids == (19, 37)
-    assert (config.mask_token_id, config.sliding_window) == (5, 4096)
-    assert config.is_block_causal
-    assert config.rope_attention_factor == 1.4158883083359672
 
 
 def test_a_drafter_with_every_option_set_survives_the_disk(tmp_path):
@@ -329,3 +307,78 @@ def test_a_drafter_for_another_target_is_refused(saved, tmp_path):
 
     with pytest.raises((ConfigError, WeightsError)):
         load_drafter(saved / "drafter", load_target(tmp_path / "tiny"))
+
+
+def test_a_quantised_drafter_is_refused(saved):
+    edit_config(saved / "drafter", quantization_config={"quant_method": "fp8"})
+
+    with pytest.raises(WeightsError, match="drafters are not quantised"):
+        load_drafter(saved / "drafter", load_target(saved / "target"))
+
+
+def test_a_drafter_takes_its_callers_word_before_its_checkpoints(saved):
+    target = load_target(saved / "target")
+
+    drafter = load_drafter(
+        saved / "drafter", target, is_block_causal=True, rope_attention_factor=1.5
+    )
+
+    assert drafter.config.is_block_causal
+    assert drafter.config.rope_attention_factor == 1.5
+    assert not load_drafter(saved / "drafter", target).config.is_block_causal
+
+
+MASK = torch.arange(32, dtype=torch.float32)
+NANO_MASK_ID = 22
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        MASK,
+        MASK.bfloat16().unsqueeze(0),
+        {"mask_token_id": NANO_MASK_ID, "embedding": MASK},
+        {"mask_embedding": MASK},
+    ],
+    ids=["a tensor", "a row", "a record", "a named tensor"],
+)
+def test_a_mask_embedding_beside_the_tensors_is_read_and_saved(saved, stored):
+    target = load_target(saved / "target", dtype=torch.float32)
+    torch.save(stored, saved / "drafter" / "mask_embedding.pt")
+
+    drafter = load_drafter(saved / "drafter", target)
+    save_drafter(drafter, saved / "again")
+
+    for read in (drafter, load_drafter(saved / "again", target)):
+        assert torch.equal(read.tensors["mask_embedding.weight"], MASK)
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        (torch.ones(31), r"expected 32 plain numbers, got \[31\]"),
+        (torch.ones(32).int(), r"expected 32 plain numbers, got \[32\]"),
+        ({"mask_token_id": 3, "embedding": MASK}, "of mask token 22, got one of 3"),
+        ({"weight": MASK}, "expected 32 plain numbers, got NoneType"),
+        ([1.0] * 32, "expected 32 plain numbers, got list"),
+    ],
+)
+def test_a_mask_embedding_that_does_not_fit_is_refused(saved, stored, message):
+    torch.save(stored, saved / "drafter" / "mask_embedding.pt")
+
+    with pytest.raises(WeightsError, match=message):
+        load_drafter(saved / "drafter", load_target(saved / "target"))
+
+
+class Intruder:
+    def __reduce__(self):
+        return print, ("run",)
+
+
+@pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps(Intruder(), protocol=2)])
+def test_a_mask_embedding_that_is_no_saved_tensor_is_refused_and_never_run(saved, content, capsys):
+    (saved / "drafter" / "mask_embedding.pt").write_bytes(content)
+
+    with pytest.raises(WeightsError, match=r"mask_embedding\.pt: expected a saved tensor"):
+        load_drafter(saved / "drafter", load_target(saved / "target"))
+    assert capsys.readouterr().out == ""
