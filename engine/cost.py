@@ -6,7 +6,11 @@ For N sequences of S committed tokens and trees of T tokens (root included), e b
     KV bytes       e * D * layers * N * (S + T)     drafter's      e * 2 * H_kv * d_h * N * sum over
                                                     layers of min(S, window - 1) + block_size
     weights        every matrix once, the output head once for each model; of the routed experts
-                   those that are hit: E * (1 - (1 - K / E) ** rows) if routing were independent
+                   those that are hit: E * (1 - (1 - K / E) ** rows) if routing were independent;
+                   of the embedding its rows
+      plain        e a number
+      fp8          1 a number + 4 a block of its scales (128 x 128: 1.0002 a number)
+      int4         1/2 a number + e' a group of its scales (bf16, 32: 0.5625 a number)
     attention      2 * H * (D + kv_lora_rank) * rows * (S + T) multiply-adds counted as two
 
 Activations, norms and the one new context row of the drafter are left out; they are not what a
@@ -21,7 +25,10 @@ from math import prod
 from engine.config import DrafterConfig, TargetConfig
 from engine.drafter import DraftModel, drafter_shapes
 from engine.kernels import Cost
+from engine.quantized import Weight
 from engine.target import Shape, Target, target_shapes
+
+EMBEDDING = "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +49,23 @@ class StepShape:
 def step_bytes(
     target: Target, drafter: DraftModel, context_len: int, tree_size: int, *, num_seqs: int = 1
 ) -> Cost:
-    """Return the least bytes and FLOP of one step; `kv_bytes` is both models' caches."""
+    """Return the least bytes and FLOP of one step; `kv_bytes` is both models' caches.
+
+    The target's weights are counted as they are stored, quantised or not.
+    """
     shape = StepShape(context_len, tree_size, num_seqs, target.dtype.itemsize)
-    verify, draft = verify_cost(target.config, shape), draft_cost(drafter.config, shape)
+    verify = verify_cost(target.config, shape, weight_bytes(target.tensors))
+    draft = draft_cost(drafter.config, shape)
     return Cost(
         bytes=verify.bytes + draft.bytes,
         flops=verify.flops + draft.flops,
         kv_bytes=verify.kv_bytes + draft.kv_bytes,
     )
+
+
+def weight_bytes(weights: Mapping[str, Weight]) -> dict[str, int]:
+    """Return the bytes of every weight as it is stored, scales included."""
+    return {name: weight.nbytes for name, weight in weights.items()}
 
 
 def latent_bytes(config: TargetConfig, num_tokens: int, *, itemsize: int) -> int:
@@ -74,20 +90,32 @@ def expected_experts_hit(config: TargetConfig, num_rows: int) -> float:
     return experts * (1.0 - (1.0 - config.num_experts_per_tok / experts) ** num_rows)
 
 
-def verify_cost(config: TargetConfig, shape: StepShape) -> Cost:
-    """Return the cost of the target's pass over the trees."""
+def verify_cost(
+    config: TargetConfig, shape: StepShape, stored_bytes: Mapping[str, int] | None = None
+) -> Cost:
+    """Return the cost of the target's pass over the trees.
+
+    Parameters
+    ----------
+    config, shape
+    stored_bytes : mapping of str to int, optional
+        Of every tensor, as `weight_bytes` gives them; None = plain numbers of `shape.itemsize`.
+    """
     rows, seen = shape.num_rows, shape.context_len + shape.tree_size
     is_read = {"experts": expected_experts_hit(config, rows) / config.n_routed_experts}
     is_used = {"experts": config.num_experts_per_tok / config.n_routed_experts}
     shapes = target_shapes(config)
-    embedding = shapes.pop("model.embed_tokens.weight")
+    numbers = {name: prod(size) for name, size in shapes.items()}
+    stored = stored_bytes or {name: size * shape.itemsize for name, size in numbers.items()}
+    embedded = stored[EMBEDDING] * rows / config.vocab_size
+    others = {name: size for name, size in stored.items() if name != EMBEDDING}
+    matrices = {name: numbers[name] for name in _matrices(shapes) if name != EMBEDDING}
     kv_bytes = shape.num_seqs * latent_bytes(config, seen, itemsize=shape.itemsize)
-    weights = _numbers(shapes, is_read) + rows * embedding[1]
     width = config.latent_dim + config.kv_lora_rank
     attention = config.num_hidden_layers * config.num_attention_heads * width * rows * seen
     return Cost(
-        bytes=round(weights * shape.itemsize) + kv_bytes,
-        flops=2 * (round(_numbers(_matrices(shapes), is_used) * rows) + attention),
+        bytes=round(_total(others, is_read) + embedded) + kv_bytes,
+        flops=2 * (round(_total(matrices, is_used) * rows) + attention),
         kv_bytes=kv_bytes,
     )
 
@@ -103,12 +131,13 @@ def draft_cost(config: DrafterConfig, shape: StepShape) -> Cost:
     layers = {name: matrix for name, matrix in shapes.items() if name.startswith("layers.")}
     seen = kv_bytes // (2 * shape.itemsize * config.head_dim * config.num_key_value_heads)
     attention = 2 * config.num_attention_heads * config.head_dim * config.block_size * seen
-    numbers = _numbers(shapes, {}) + head + rows * config.hidden_size
-    products = _numbers(_matrices(layers), {}) * rows + head * shape.num_seqs * config.horizon
+    numbers = sum(map(prod, shapes.values())) + head + rows * config.hidden_size
+    products = sum(map(prod, _matrices(layers).values())) * rows
+    products += head * shape.num_seqs * config.horizon
     products += prod(shapes["fc.weight"]) * shape.num_seqs
     return Cost(
-        bytes=round(numbers * shape.itemsize) + kv_bytes,
-        flops=2 * (round(products) + attention),
+        bytes=numbers * shape.itemsize + kv_bytes,
+        flops=2 * (products + attention),
         kv_bytes=kv_bytes,
     )
 
@@ -123,10 +152,9 @@ def _matrices(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     return {name: shape for name, shape in shapes.items() if len(shape) > 1}
 
 
-def _numbers(shapes: Mapping[str, Shape], shares: Mapping[str, float]) -> float:
+def _total(sizes: Mapping[str, int], shares: Mapping[str, float]) -> float:
     """Sum the sizes of tensors, those with a part of their name in `shares` by that share."""
-    total = 0.0
-    for name, shape in shapes.items():
-        share = next((share for part, share in shares.items() if part in name.split(".")), 1.0)
-        total += share * prod(shape)
-    return total
+    return sum(
+        size * next((share for part, share in shares.items() if part in name.split(".")), 1.0)
+        for name, size in sizes.items()
+    )

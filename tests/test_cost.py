@@ -12,9 +12,12 @@ from engine.cost import (
     latent_bytes,
     step_bytes,
     verify_cost,
+    weight_bytes,
 )
 from engine.drafter import drafter_shapes
 from engine.presets import preset
+from engine.quantized import Fp8BlockWeight, Int4GroupWeight
+from engine.target import Target, target_shapes
 from tests.kimi import KIMI, KIMI_DRAFTER
 
 
@@ -74,6 +77,56 @@ def test_sequences_share_weights_and_not_rows():
     assert two.kv_bytes == 2 * one.kv_bytes
     assert two.flops == 2 * one.flops
     assert two.bytes < 2 * one.bytes
+
+
+def kimi_as_published():
+    """Kimi K2.6 without its numbers: routed experts packed in 4 bits, the rest in bf16."""
+
+    def stored(name, shape):
+        if ".mlp.experts." not in name:
+            return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+        *rows, width = shape
+        packed = torch.empty(*rows, width // 8, dtype=torch.int32, device="meta")
+        return Int4GroupWeight(
+            packed, torch.empty(*rows, width // 32, dtype=torch.bfloat16, device="meta")
+        )
+
+    return {name: stored(name, shape) for name, shape in target_shapes(KIMI).items()}
+
+
+def test_a_packed_expert_takes_the_published_bytes():
+    stored = weight_bytes(kimi_as_published())
+
+    one = sum(size for name, size in stored.items() if ".layers.7.mlp.experts." in name) / 384
+    assert one == 44_040_192 * 4.5 / 8 == pytest.approx(24.8e6, rel=2e-3)
+    assert sum(stored.values()) == pytest.approx(595e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expert_gb"), [(1, 11.9), (4, 46), (8, 88), (16, 163), (32, 280), (64, 422)]
+)
+def test_verify_reads_packed_experts_as_they_are_stored(rows, expert_gb):
+    stored = weight_bytes(kimi_as_published())
+    plain = {name: 0 if ".mlp.experts." in name else size for name, size in stored.items()}
+    shape = StepShape(context_len=1024, tree_size=rows)
+
+    with_experts, without = (verify_cost(KIMI, shape, bytes_) for bytes_ in (stored, plain))
+
+    assert with_experts.bytes - without.bytes == pytest.approx(expert_gb * 1e9, rel=0.01)
+    assert with_experts.flops == without.flops == verify_cost(KIMI, shape).flops
+
+
+def test_a_step_counts_a_quantised_target_as_it_is_stored():
+    models = preset("tiny", dtype=torch.bfloat16)
+    weight = models.target.tensors["model.layers.0.mlp.up_proj.weight"]  # [256, 128]
+    stored = Fp8BlockWeight(weight.to(torch.float8_e4m3fn), torch.ones(2, 1), (128, 128))
+    name = "model.layers.0.mlp.up_proj.weight"
+    target = Target(models.target.config, models.target.tensors | {name: stored})
+
+    plain, quantised = (step_bytes(t, models.drafter, 64, 9) for t in (models.target, target))
+
+    assert plain.bytes - quantised.bytes == 256 * 128 - 2 * 4
+    assert plain.flops == quantised.flops
 
 
 def test_a_small_models_cost_is_counted_by_hand():
