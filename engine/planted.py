@@ -97,13 +97,19 @@ class PlantedDrafter:
         """The wrapped drafter's."""
         return self.drafter.config
 
-    def new_context(self, num_seqs: int) -> DrafterContext:
+    def new_context(self, num_seqs: int, *, max_context: int | None = None) -> DrafterContext:
         """Return the wrapped drafter's empty context."""
-        return self.drafter.new_context(num_seqs)
+        return self.drafter.new_context(num_seqs, max_context=max_context)
 
-    def extend(self, context: DrafterContext, rows: TapRows) -> None:
-        """Extend the wrapped drafter's context (mutated)."""
-        self.drafter.extend(context, rows)
+    def extend(self, context: DrafterContext, rows: TapRows) -> Tensor:
+        """Extend the wrapped drafter's context (mutated) and return the features."""
+        return self.drafter.extend(context, rows)
+
+    def extend_features(
+        self, context: DrafterContext, features: Tensor, counts: Sequence[int]
+    ) -> None:
+        """Extend the wrapped drafter's context (mutated) by known features."""
+        self.drafter.extend_features(context, features, counts)
 
     def draft(self, context: DrafterContext, request: DraftRequest) -> Tensor:
         """Draft with the wrapped drafter, then steer its logits, [N, horizon, V] float32.

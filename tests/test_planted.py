@@ -3,6 +3,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.decoder import Engine
+from engine.drafter import DraftRequest, TapRows
 from engine.errors import ConfigError, RequestError
 from engine.planted import PLANT_MARGIN, PlantedDrafter, record_continuation
 from engine.presets import preset
@@ -16,11 +17,8 @@ class Counting:
 
     def __init__(self):
         drafter = MODELS.drafter
-        self.config, self.new_context, self.extend = (
-            drafter.config,
-            drafter.new_context,
-            drafter.extend,
-        )
+        self.config, self.new_context = drafter.config, drafter.new_context
+        self.extend, self.extend_features = drafter.extend, drafter.extend_features
         self.given = []
 
     def draft(self, context, request):
@@ -74,6 +72,24 @@ def test_a_regime_does_not_change_the_text():
         got = engine.generate([PROMPT], max_new_tokens=24)[0]
         assert got.token_ids == tuple(known[:24])
         assert set(got.commit_lengths) == {commit_length}
+
+
+def test_the_context_is_the_wrapped_drafters_whichever_way_it_is_extended():
+    planted = PlantedDrafter(MODELS.drafter, [[]], 4)
+    width = len(planted.config.target_layer_ids) * MODELS.target.config.hidden_size
+    shaper = torch.Generator().manual_seed(0)
+    taps = torch.randn(5, width, dtype=torch.float64, generator=shaper)
+    request = DraftRequest(root_tokens=(3, 4), num_generated=(1, 1), sequence_ids=(0, 1))
+
+    drafts = []
+    for drafter in (planted, MODELS.drafter):
+        context = drafter.new_context(2, max_context=3)
+        features = drafter.extend(context, TapRows(taps, (2, 3)))
+        drafter.extend_features(context, features, (2, 3))
+        assert tuple(context.lengths) == (4, 6)
+        drafts.append(MODELS.drafter.draft(context, request))
+
+    assert torch.equal(*drafts)
 
 
 @pytest.mark.parametrize(
