@@ -2,14 +2,14 @@
 
 ::
 
-    context row   c = RMS(fc [taps])            one for each committed position, all layers
-                  k = RoPE(RMS(W_k c)), v = W_v c     kept in the drafter's context
+    feature       c = RMS(fc [taps])            one for each committed position, all layers
+    context row   k = RoPE(RMS(W_k c)), v = W_v c     kept in the drafter's context
     block row     [embed(root), embed(MASK) * horizon] at positions P .. P + horizon
                   attends the context and the whole block, then a gated MLP
     logits        row j of the block predicts the token at its own position P + j, j >= 1
 
-The drafter borrows the target's embedding and output head. It never changes what is generated,
-only how much of it a step commits.
+The drafter borrows the target's embedding and output head; a checkpoint may bring a mask embedding
+of its own. It never changes what is generated, only how much of it a step commits.
 Source: arXiv 2602.06036; z-lab/dflash dflash/model.py.
 """
 
@@ -20,13 +20,30 @@ from typing import Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engine.config import DrafterConfig, TargetConfig
-from engine.drafter_context import DrafterContext
-from engine.drafter_layer import BlockRows, drafter_layer_shapes, read_drafter_layer
-from engine.errors import ConfigError
+from engine.drafter_context import DrafterContext, Sight
+from engine.drafter_layer import (
+    BlockRows,
+    attention_bias,
+    block_mask,
+    drafter_layer_shapes,
+    read_drafter_layer,
+)
+from engine.errors import ConfigError, ShapeError
 from engine.layers import Rotary, rms_norm
+from engine.page_pool import upload
 from engine.target import Shape, Target
+
+MASK_EMBEDDING = "mask_embedding.weight"  # optional: the target's own row of the mask otherwise
+
+# Not cuDNN's, whose host plans tens of milliseconds for every new length of a context.
+ATTENTION_BACKENDS = (
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,11 +77,16 @@ class DraftModel(Protocol):
     def config(self) -> DrafterConfig:
         """The block size, the taps it wants and the rest of its architecture."""
 
-    def new_context(self, num_seqs: int) -> DrafterContext:
-        """Return an empty context for `num_seqs` sequences."""
+    def new_context(self, num_seqs: int, *, max_context: int | None = None) -> DrafterContext:
+        """Return an empty context for `num_seqs` sequences; a knob for full layers."""
 
-    def extend(self, context: DrafterContext, rows: TapRows) -> None:
-        """Append the context rows of the positions that follow the context (mutated)."""
+    def extend(self, context: DrafterContext, rows: TapRows) -> Tensor:
+        """Append the context rows of the positions that follow (mutated); return their features."""
+
+    def extend_features(
+        self, context: DrafterContext, features: Tensor, counts: Sequence[int]
+    ) -> None:
+        """Append context rows of features that an earlier `extend` returned (mutated)."""
 
     def draft(self, context: DrafterContext, request: DraftRequest) -> Tensor:
         """Return draft logits [N, horizon, V] float32; row d is depth d + 1."""
@@ -77,7 +99,8 @@ class Drafter:
     ----------
     config : DrafterConfig
     tensors : mapping of str to Tensor
-        As `drafter_shapes` names them, on the target's device and of its dtype.
+        As `drafter_shapes` names them, on the target's device and of its dtype; also, from
+        checkpoints that have it, `MASK_EMBEDDING` [hidden].
     target : Target
         Whose tokens are drafted.
 
@@ -85,6 +108,8 @@ class Drafter:
     ------
     ConfigError
         The configuration is of a drafter for another target.
+    ShapeError
+        The mask embedding is not one row.
     """
 
     def __init__(
@@ -97,16 +122,37 @@ class Drafter:
         self.fc = tensors["fc.weight"]  # [hidden, num_taps * hidden]
         self.hidden_norm = tensors["hidden_norm.weight"]
         self.norm = tensors["norm.weight"]
+        self.mask_row = tensors.get(MASK_EMBEDDING, target.embed_tokens[config.mask_token_id])
+        if self.mask_row.shape != (config.hidden_size,):
+            raise ShapeError(
+                f"{MASK_EMBEDDING}: expected [{config.hidden_size}], got "
+                f"{list(self.mask_row.shape)} (the input row of every mask)"
+            )
         self.rotary = Rotary.of_drafter(config, self.fc.device)
         self.layers = tuple(
             read_drafter_layer(config, tensors, index) for index in range(config.num_hidden_layers)
         )
 
-    def new_context(self, num_seqs: int) -> DrafterContext:
-        """Return an empty context for `num_seqs` sequences."""
-        return DrafterContext(self.config, num_seqs, dtype=self.fc.dtype, device=self.fc.device)
+    def new_context(self, num_seqs: int, *, max_context: int | None = None) -> DrafterContext:
+        """Return an empty context for `num_seqs` sequences.
 
-    def extend(self, context: DrafterContext, rows: TapRows) -> None:
+        `max_context` bounds the keys that a row of a full layer sees behind itself, itself
+        included; None = all of them. Sliding layers have their window.
+        """
+        return DrafterContext(
+            self.config,
+            num_seqs,
+            max_context=max_context,
+            dtype=self.fc.dtype,
+            device=self.fc.device,
+        )
+
+    def features(self, taps: Tensor) -> Tensor:
+        """Return the feature [M, hidden] of each position from its taps [M, num_taps * hidden]."""
+        features = functional.linear(taps, self.fc)
+        return rms_norm(features, self.hidden_norm, self.config.rms_norm_eps)
+
+    def extend(self, context: DrafterContext, rows: TapRows) -> Tensor:
         """Append the context rows of the positions that follow the context.
 
         Parameters
@@ -115,18 +161,50 @@ class Drafter:
             Mutated: rows are written and its lengths grow by `rows.counts`.
         rows : TapRows
             One count for each sequence of the context; zero is fine.
+
+        Returns
+        -------
+        Tensor
+            [M, hidden] features of those positions, for `extend_features` of another context.
         """
-        starts = context.lengths
-        ends = [start + count for start, count in zip(starts, rows.counts, strict=True)]
-        context.reserve(max(ends))
-        if len(rows.taps):
-            place = self._places(starts, rows.counts)
-            features = functional.linear(rows.taps, self.fc)
-            features = rms_norm(features, self.hidden_norm, self.config.rms_norm_eps)
-            rotation = self.rotary.at(place[1], features.dtype)
+        features = self.features(rows.taps)
+        self.extend_features(context, features, rows.counts)
+        return features
+
+    def extend_features(
+        self, context: DrafterContext, features: Tensor, counts: Sequence[int]
+    ) -> None:
+        """Append the context rows of positions whose features are known.
+
+        Parameters
+        ----------
+        context : DrafterContext
+            Mutated: the rows its layers keep are written, and its lengths grow by `counts`.
+        features : Tensor
+            [M, hidden], packed sequence by sequence.
+        counts : sequence of int
+            Rows of each sequence of the context, M in total; zero is fine.
+
+        Raises
+        ------
+        ShapeError
+            Counts and features do not belong together.
+        """
+        if len(features) != sum(counts):
+            raise ShapeError(
+                f"features: expected {sum(counts)} rows, got {len(features)} (the sum of counts)"
+            )
+        placed = {sight: context.place(counts, sight) for sight in dict.fromkeys(context.sights)}
+        context.reserve(
+            max(length + count for length, count in zip(context.lengths, counts, strict=True))
+        )
+        for sight, rows in placed.items():
+            kept = features if rows.source is None else features[rows.source]
+            rotation = self.rotary.at(rows.positions, features.dtype)
             for layer in self.layers:
-                context.write(layer.index, place, layer.keys_and_values(features, rotation))
-        context.lengths = ends
+                if context.sights[layer.index] == sight:
+                    context.write(layer.index, rows, *layer.keys_and_values(kept, rotation))
+        context.advance(counts)
 
     def draft(self, context: DrafterContext, request: DraftRequest) -> Tensor:
         """Draft the block behind each sequence's context.
@@ -134,7 +212,7 @@ class Drafter:
         Parameters
         ----------
         context : DrafterContext
-            Mutated behind its lengths only.
+            Only its temporary rows are mutated.
         request : DraftRequest
             Of the sequences of the context, in their order.
 
@@ -142,32 +220,36 @@ class Drafter:
         -------
         Tensor
             [N, horizon, V] float32 logits; row d is the token at depth d + 1.
+
+        Raises
+        ------
+        CacheError
+            A sequence that was started late lacks rows the block sees.
         """
-        block = self._block(context)
-        context.reserve(max(context.lengths) + self.config.block_size)
-        token_ids = torch.full(
-            (context.num_seqs, self.config.block_size), self.config.mask_token_id
-        )
-        token_ids[:, 0] = torch.tensor(request.root_tokens)
-        x = self.target.embed_tokens[token_ids.flatten().to(self.fc.device)]
-        for layer in self.layers:
-            x = layer(x, block, context)
-        drafts = x.view(*token_ids.shape, -1)[:, 1:]
+        context.check_complete()
+        N, S = context.num_seqs, self.config.block_size
+        host = torch.tensor((context.lengths, request.root_tokens))
+        lengths, roots = upload(host, self.fc.device)
+        block = self._block(context, lengths)
+        masks = self.mask_row.expand(N, S - 1, -1)
+        x = torch.cat((self.target.embed_tokens[roots].unsqueeze(1), masks), dim=1).flatten(0, 1)
+        with sdpa_kernel(list(ATTENTION_BACKENDS)):
+            for layer in self.layers:
+                x = layer(x, block, context)
+        drafts = x.view(N, S, -1)[:, 1:]
         normed = rms_norm(drafts, self.norm, self.config.rms_norm_eps)
         return functional.linear(normed, self.target.lm_head).float()
 
-    def _block(self, context: DrafterContext) -> BlockRows:
-        size = self.config.block_size
-        seqs, positions = self._places(context.lengths, [size] * context.num_seqs)
-        rotation = self.rotary.at(positions, self.fc.dtype)
-        return BlockRows(seqs, positions, rotation, tuple(context.lengths), size)
-
-    def _places(self, starts: Sequence[int], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return sequence index and position of `counts[n]` rows from `starts[n]` on, packed."""
-        parts = [torch.arange(start, start + n) for start, n in zip(starts, counts, strict=True)]
-        seqs = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-        device = self.fc.device
-        return seqs.to(device), torch.cat(parts).to(device)
+    def _block(self, context: DrafterContext, lengths: Tensor) -> BlockRows:
+        steps = torch.arange(self.config.block_size, device=lengths.device)
+        positions = lengths.unsqueeze(1) + steps
+        group = self.config.num_attention_heads // self.config.num_key_value_heads
+        biases = {
+            sight: attention_bias(block_mask(context, sight, positions), group, self.fc.dtype)
+            for sight in dict.fromkeys(context.sights)
+            if sight != Sight()
+        }
+        return BlockRows(self.rotary.at(positions.flatten(), self.fc.dtype), biases)
 
 
 def check_pair(config: DrafterConfig, target: TargetConfig) -> None:

@@ -1,8 +1,10 @@
-"""One layer of the drafter: attention of block rows over context and block, then a gated MLP.
+"""One layer of the drafter: attention of block rows over block and context, then a gated MLP.
 
-Full layers see the whole context; sliding layers see the keys less than a window away, counted
-from each row. Rows of a block see each other in both directions, except in sliding layers of
-checkpoints trained otherwise (`is_block_causal`).
+Full layers see the whole context, or its last `max_context` rows; sliding layers see the keys less
+than a window away, counted from each row. Rows of a block see each other in both directions,
+except in sliding layers of checkpoints trained otherwise (`is_block_causal`).
+Source: arXiv 2602.06036; z-lab/dflash dflash/model.py; the causal form: sgl-project/SpecForge
+tests/test_utils/test_dflash_mask.py.
 """
 
 from collections.abc import Mapping
@@ -13,38 +15,46 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.config import DrafterConfig
-from engine.drafter_context import DrafterContext
+from engine.drafter_context import DrafterContext, Sight
 from engine.layers import Rotation, SwiGlu, rms_norm, rotate_half_split, swiglu_shapes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRows:
-    """Where the N * S rows of a block stand."""
+    """Where the N * S rows of a block stand and what they see; made once for all layers."""
 
-    seqs: Tensor  # [N * S] int64
-    positions: Tensor  # [N * S] int64
     rotation: Rotation
-    starts: tuple[int, ...]  # P of each sequence
-    block_size: int
+    biases: Mapping[Sight, Tensor]  # [N, 1, group * S, S + slots], of the bounded sights
 
-    def window(self, sliding_window: int | None) -> tuple[int, int]:
-        """Return the half-open range of positions that some row of the block may see."""
-        end = max(self.starts) + self.block_size
-        if sliding_window is None:
-            return 0, end
-        return max(0, min(self.starts) - sliding_window + 1), end
 
-    def mask(self, sliding_window: int | None, *, is_causal: bool) -> Tensor:
-        """Return which positions of the window each row may see, [N, S, window] bool."""
-        device = self.positions.device
-        keys = torch.arange(*self.window(sliding_window), device=device)
-        queries = self.positions.view(-1, self.block_size, 1)
-        visible = keys < queries[:, :1] + self.block_size  # what is behind the block is stale
-        if sliding_window is not None:
-            visible = visible & ((queries - keys).abs() < sliding_window)
-        if is_causal:
-            visible = visible & (keys <= queries)
-        return visible.expand(-1, self.block_size, -1)
+def block_mask(context: DrafterContext, sight: Sight, positions: Tensor) -> Tensor:
+    """Return which of the rows `context.attended` gives each block row sees.
+
+    Parameters
+    ----------
+    context : DrafterContext
+    sight : Sight
+        Of one of its layers.
+    positions : [N, S] int64
+        Of the block's rows.
+
+    Returns
+    -------
+    Tensor
+        [N, S, S + slots] bool, the block's own rows first.
+    """
+    held = sight.held(positions[:, :1], context.num_slots(sight))
+    keys = torch.cat((positions, held), dim=1).unsqueeze(1)
+    return sight.sees(positions.unsqueeze(2), keys)
+
+
+def attention_bias(mask: Tensor, group: int, dtype: torch.dtype) -> Tensor:
+    """Return what is added to the scores of `group` query heads that share a key head.
+
+    `mask` is [N, S, K] bool; the bias is [N, 1, group * S, K].
+    """
+    bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return bias.masked_fill_(~mask, -torch.inf).repeat(1, group, 1).unsqueeze(1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,12 +73,6 @@ class DrafterLayer:
     post_attention_layernorm: Tensor
     mlp: SwiGlu
 
-    @property
-    def sliding_window(self) -> int | None:
-        """Keys a row sees, itself included; None in a layer with full attention."""
-        is_sliding = self.config.layer_types[self.index] == "sliding_attention"
-        return self.config.sliding_window if is_sliding else None
-
     def keys_and_values(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Project context or block rows `x` [M, hidden], [M, H_kv, head_dim] each."""
         shape = (len(x), self.config.num_key_value_heads, self.config.head_dim)
@@ -77,35 +81,39 @@ class DrafterLayer:
         return keys, functional.linear(x, self.v_proj).view(shape)
 
     def __call__(self, x: Tensor, block: BlockRows, context: DrafterContext) -> Tensor:
-        """Map the block rows `x` [N * S, hidden]; their keys stand behind the context (mutated)."""
+        """Map the block rows `x` [N * S, hidden]; their keys are kept for this draft (mutated)."""
         normed = rms_norm(x, self.input_layernorm, self.config.rms_norm_eps)
-        place = (block.seqs, block.positions)
-        context.write(self.index, place, self.keys_and_values(normed, block.rotation))
+        context.write_block(self.index, *self.keys_and_values(normed, block.rotation))
         x = x + functional.linear(self._attend(normed, block, context), self.o_proj)
         return x + self.mlp(rms_norm(x, self.post_attention_layernorm, self.config.rms_norm_eps))
 
     def _attend(self, x: Tensor, block: BlockRows, context: DrafterContext) -> Tensor:
         """Attend from the normed block rows, [N * S, H * head_dim]."""
-        config, window = self.config, self.sliding_window
-        first, end = block.window(window)
-        is_causal = window is not None and config.is_block_causal
-        mask = block.mask(window, is_causal=is_causal)  # [N, S, window]
-        N, S = mask.shape[:2]
-        queries = functional.linear(x, self.q_proj).view(len(x), -1, config.head_dim)
+        config = self.config
+        group = config.num_attention_heads // config.num_key_value_heads
+        N, S, heads = context.num_seqs, config.block_size, config.num_key_value_heads
+        queries = functional.linear(x, self.q_proj)
+        queries = queries.view(N * S, config.num_attention_heads, config.head_dim)
         queries = rms_norm(queries, self.q_norm, config.rms_norm_eps)
         queries = rotate_half_split(queries, block.rotation)
         # Queries of one key head share its rows: [N, H_kv, group * S, head_dim].
-        grouped = queries.view(N, S, config.num_key_value_heads, -1, config.head_dim)
-        group = grouped.shape[3]
-        grouped = grouped.permute(0, 2, 3, 1, 4).flatten(2, 3)
-        out = functional.scaled_dot_product_attention(
-            grouped,
-            context.keys[self.index][:, :, first:end],
-            context.values[self.index][:, :, first:end],
-            attn_mask=mask.repeat(1, group, 1).unsqueeze(1),
-        )
-        out = out.view(N, -1, group, S, config.head_dim).permute(0, 3, 1, 2, 4)
-        return out.reshape(N * S, -1)
+        grouped = queries.view(N, S, heads, group, config.head_dim).permute(0, 2, 3, 1, 4)
+        out = self._mix(grouped.flatten(2, 3), block, context)
+        return out.view(grouped.shape).permute(0, 3, 1, 2, 4).reshape(N * S, -1)
+
+    def _mix(self, queries: Tensor, block: BlockRows, context: DrafterContext) -> Tensor:
+        """Mix the values that the queries [N, H_kv, group * S, head_dim] see, like them."""
+        sight, S = context.sights[self.index], self.config.block_size
+        keys, values = context.attended(self.index)
+        attend = functional.scaled_dot_product_attention
+        if sight != Sight():
+            return attend(queries, keys, values, attn_mask=block.biases[sight])
+        # No mask where a row sees all there is: such kernels split a long context over the device.
+        parts = [
+            attend(queries[n : n + 1], keys[n : n + 1, :, :end], values[n : n + 1, :, :end])
+            for n, end in enumerate(S + length for length in context.lengths)
+        ]
+        return torch.cat(parts)
 
 
 def drafter_layer_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:

@@ -3,9 +3,11 @@ import dataclasses
 import pytest
 import torch
 
-from engine.drafter import Drafter, DraftRequest, TapRows
-from engine.errors import CacheError, ConfigError
+from engine.drafter import MASK_EMBEDDING, Drafter, DraftRequest, TapRows
+from engine.errors import ConfigError, ShapeError
+from engine.layers import Rotary
 from engine.presets import preset, random_drafter
+from tests.kimi import KIMI_DRAFTER
 
 NANO = preset("nano", dtype=torch.float64, seed=3)
 
@@ -29,106 +31,6 @@ def draft(drafter, rows, root):
     context = drafter.new_context(1)
     drafter.extend(context, TapRows(rows, (len(rows),)))
     return drafter.draft(context, request(root))[0]
-
-
-def norm(x, weight, eps):
-    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
-
-
-def rotated(x, position, theta):
-    """Half-split rotation of one head, one pair of dimensions after the other."""
-    half, out = len(x) // 2, x.clone()
-    for i in range(half):
-        angle = torch.tensor(position * theta ** (-2 * i / len(x)), dtype=torch.float64)
-        cos, sin = angle.cos(), angle.sin()
-        out[i], out[i + half] = x[i] * cos - x[i + half] * sin, x[i + half] * cos + x[i] * sin
-    return out
-
-
-def slow_twin(drafter, rows, root):
-    """The drafter of one sequence with one query head and one row at a time, no buffers."""
-    config, t, target = drafter.config, drafter.tensors, drafter.target
-    eps, dim, heads = config.rms_norm_eps, config.head_dim, config.num_attention_heads
-    group = heads // config.num_key_value_heads
-    features = norm(rows @ t["fc.weight"].T, t["hidden_norm.weight"], eps)
-    tokens = [root] + [config.mask_token_id] * config.horizon
-    x = target.embed_tokens[tokens]
-    start, size = len(rows), config.block_size
-    for i, kind in enumerate(config.layer_types):
-        w = {name.removeprefix(f"layers.{i}."): value for name, value in t.items()}
-        normed = norm(x, w["input_layernorm.weight"], eps)
-        both = torch.cat((features, normed))
-        keys = (both @ w["self_attn.k_proj.weight"].T).view(len(both), -1, dim)
-        values = (both @ w["self_attn.v_proj.weight"].T).view(len(both), -1, dim)
-        queries = (normed @ w["self_attn.q_proj.weight"].T).view(size, heads, dim)
-        out = torch.zeros(size, heads, dim, dtype=torch.float64)
-        for row in range(size):
-            at = start + row
-            seen = list(range(len(both)))
-            if kind == "sliding_attention":
-                seen = [k for k in seen if abs(at - k) < config.sliding_window]
-                if config.is_block_causal:
-                    seen = [k for k in seen if k <= at]
-            for head in range(heads):
-                q = rotated(
-                    norm(queries[row, head], w["self_attn.q_norm.weight"], eps),
-                    at,
-                    config.rope_theta,
-                )
-                ks = [
-                    rotated(
-                        norm(keys[k, head // group], w["self_attn.k_norm.weight"], eps),
-                        k,
-                        config.rope_theta,
-                    )
-                    for k in seen
-                ]
-                weights = torch.stack([q @ k for k in ks]).div(dim**0.5).softmax(0)
-                out[row, head] = weights @ values[seen, head // group]
-        x = x + out.flatten(1) @ w["self_attn.o_proj.weight"].T
-        normed = norm(x, w["post_attention_layernorm.weight"], eps)
-        gate = normed @ w["mlp.gate_proj.weight"].T
-        x = (
-            x
-            + (gate * gate.sigmoid() * (normed @ w["mlp.up_proj.weight"].T))
-            @ w["mlp.down_proj.weight"].T
-        )
-    return (norm(x[1:], t["norm.weight"], eps) @ target.lm_head.T).float()
-
-
-@pytest.mark.parametrize("length", [0, 1, 5, 13])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"is_block_causal": True},
-        {"sliding_window": 1},
-        {"num_attention_heads": 4, "num_key_value_heads": 2},
-    ],
-    ids=["kimi-like", "block-causal", "window-of-one", "two-key-heads"],
-)
-def test_a_block_agrees_with_a_loop_over_rows_and_heads(changes, length):
-    drafter = variant(**changes)
-
-    got = draft(drafter, taps(length), root=7)
-
-    assert got.dtype == torch.float32
-    torch.testing.assert_close(got, slow_twin(drafter, taps(length), 7), rtol=1e-5, atol=1e-6)
-
-
-def test_a_context_grown_in_pieces_equals_one_made_at_once():
-    rows, drafter = taps(90), NANO.drafter  # beyond the first buffer
-    pieces, whole = drafter.new_context(1), drafter.new_context(1)
-    drafter.extend(whole, TapRows(rows, (90,)))
-
-    for start, end in ((0, 1), (1, 1), (1, 9), (9, 64), (64, 65), (65, 90)):
-        drafter.extend(pieces, TapRows(rows[start:end], (end - start,)))
-        drafter.draft(pieces, request(3))  # its rows behind the context must not stay
-
-    assert pieces.lengths == whole.lengths == [90]
-    for kept in ("keys", "values"):
-        for grown, made in zip(getattr(pieces, kept), getattr(whole, kept), strict=True):
-            torch.testing.assert_close(grown[:, :, :90], made[:, :, :90], rtol=0, atol=1e-13)
 
 
 def test_sequences_of_a_batch_do_not_see_each_other():
@@ -178,15 +80,58 @@ def test_the_root_token_stands_in_slot_zero():
     assert not torch.equal(draft(NANO.drafter, taps(4), 1), draft(NANO.drafter, taps(4), 2))
 
 
-def test_a_context_goes_back_and_never_forward():
-    context = NANO.drafter.new_context(1)
-    NANO.drafter.extend(context, TapRows(taps(5), (5,)))
+def test_features_returned_by_an_extension_make_the_same_context_again():
+    drafter, rows = NANO.drafter, taps(90)
+    first, again = drafter.new_context(1), drafter.new_context(1)
 
-    context.rewind([3])
+    features = drafter.extend(first, TapRows(rows, (90,)))
+    drafter.extend_features(again, features, (90,))
 
-    assert context.lengths == [3]
-    with pytest.raises(CacheError, match="only goes back"):
-        context.rewind([4])
+    assert torch.equal(features, drafter.features(rows))
+    assert torch.equal(drafter.draft(first, request(1)), drafter.draft(again, request(1)))
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [((3,), "features: expected 3 rows, got 4"), ((2, 2), "counts: expected 1 numbers")],
+)
+def test_features_that_do_not_fit_their_counts_are_refused(counts, message):
+    drafter = NANO.drafter
+    context = drafter.new_context(1)
+
+    with pytest.raises(ShapeError, match=message):
+        drafter.extend_features(context, drafter.features(taps(4)), counts)
+
+    assert context.lengths == [0]
+
+
+def test_a_negative_count_is_refused():
+    drafter = NANO.drafter
+
+    with pytest.raises(ShapeError, match="counts: expected 2 numbers >= 0"):
+        drafter.extend_features(drafter.new_context(2), drafter.features(taps(4)), (5, -1))
+
+
+@pytest.mark.parametrize("shape", [(1, 32), (31,)])
+def test_a_mask_embedding_that_is_not_one_row_is_refused(shape):
+    tensors = NANO.drafter.tensors | {MASK_EMBEDDING: torch.zeros(shape)}
+
+    with pytest.raises(ShapeError, match=r"mask_embedding.weight: expected \[32\]"):
+        Drafter(NANO.drafter.config, tensors, NANO.target)
+
+
+def test_the_kimi_drafters_rotary_tables_are_the_published_ones():
+    rotary = Rotary.of_drafter(
+        dataclasses.replace(KIMI_DRAFTER, rope_attention_factor=1.4158883083359672),
+        torch.device("cpu"),
+    )
+
+    published = {0: 1.0, 1: 8.4445904869e-1, 17: 5.6472380176e-2, 18: 4.5554817992e-2}
+    published |= {28: 4.4658487486e-3, 38: 9.7904539908e-5, 39: 2.1398591081e-5}
+    published |= {63: 3.7005938948e-7}
+    for pair, frequency in published.items():
+        assert rotary.frequencies[pair].item() == pytest.approx(frequency, rel=2e-10)
+    assert rotary.at(torch.tensor([0]), torch.float64).cos.unique().item() == 1.4158883083359672
 
 
 @pytest.mark.parametrize("field", ["hidden_size", "vocab_size", "num_target_layers"])
