@@ -124,8 +124,8 @@ def test_no_number_of_nodes_promises_a_higher_rate(costs, gains, num_seqs):
 CONTEXTS = CostTable(
     num_rows=(1, 16, 64),
     context_tokens=(100, 300, 1300),
-    verify_seconds=((1.0, 2.0, 4.0), (2.0, 4.0, 8.0), (7.0, 14.0, 28.0)),
-    draft_seconds=(0.5, 0.7, 1.7),
+    verify_seconds=((1.0, 2.0, 4.0), (2.0, 4.0, 8.0), (12.0, 24.0, 48.0)),
+    draft_seconds=(0.5, 0.7, 2.7),
     origin=ORIGIN,
 )
 
@@ -139,8 +139,8 @@ CONTEXTS = CostTable(
         (17, 100, 4.0),
         (16, 200, 3.0),
         (16, 300, 4.0),
-        (16, 800, 9.0),
-        (64, 2300, 48.0),
+        (16, 800, 14.0),
+        (64, 2300, 88.0),
         (1, 0, 0.5),
         (1, 150.5, 1.2525),
     ],
@@ -151,7 +151,7 @@ def test_rows_cost_their_bucket_and_context_is_linear_between_and_beyond(
     assert CONTEXTS.verify_time_s(num_rows, context) == pytest.approx(verify_s, rel=1e-12)
 
 
-@pytest.mark.parametrize(("context", "draft_s"), [(0, 0.4), (200, 0.6), (1300, 1.7), (2300, 2.7)])
+@pytest.mark.parametrize(("context", "draft_s"), [(0, 0.4), (200, 0.6), (1300, 2.7), (2300, 4.7)])
 def test_drafting_costs_what_its_context_costs(context, draft_s):
     assert CONTEXTS.draft_time_s(context) == pytest.approx(draft_s, rel=1e-12)
 
