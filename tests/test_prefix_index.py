@@ -261,6 +261,32 @@ def test_the_least_recently_used_prompt_is_evicted_first_and_from_its_end():
     cache.check_integrity()
 
 
+def test_a_prompt_that_only_began_with_a_page_has_used_it():
+    cache, values = cache_of(num_pages=3), Values()
+    for seq in range(2):
+        run(cache, seq, [seq] * 16, values)
+        cache.release(seq)
+    cache.begin(0, [0] * 16)
+    cache.release(0)
+
+    cache.reserve(9, 32)
+
+    assert [cache.begin(10 + seq, [seq] * 16) for seq in range(2)] == [16, 0]
+
+
+def test_a_page_passed_over_takes_those_before_it_along():
+    """It would otherwise stand behind its own beginning, which then could never be evicted."""
+    index = PrefixIndex(1)
+    index.insert([1, 2], [1, 2])
+    index.insert([3], [3])
+    index.match([1])  # order of use: 2, 3, 1
+
+    assert index.evict(1, lambda page: page != 2) == [3]
+
+    index.check()
+    assert index.evict(2, lambda page: True) == [2, 1]
+
+
 def test_pages_in_use_are_not_evicted():
     cache, values = cache_of(num_pages=4), Values()
     run(cache, 1, [1] * 32, values)
