@@ -23,7 +23,7 @@ from torch import Tensor
 
 from engine.config import check_page_size
 from engine.errors import CacheError, ConfigError, ShapeError
-from engine.page_ledger import Holding, PageLedger, as_positions
+from engine.page_ledger import Holding, PageLedger
 from engine.page_pool import PagePool, PageTables, upload
 from engine.prefix_index import PrefixIndex
 from engine.tree_scratch import ScratchShape, TreeScratch, check_rows, kept_nodes
@@ -212,7 +212,8 @@ class LatentCache:
     def slots(self, seq: int, positions: Tensor | Sequence[int]) -> Tensor:
         """Return where `positions` of `seq` live.
 
-        Positions on the host are checked. A CUDA tensor is trusted, a check would be a sync.
+        Positions on the host are checked, a few of them fastest as a range or list. A CUDA tensor
+        is trusted, a check would be a sync.
 
         Returns
         -------
@@ -226,7 +227,7 @@ class LatentCache:
         ShapeError
             The positions are not a vector of integers.
         """
-        return upload(self._ledger.slots(seq, as_positions(positions)), self.pages.device)
+        return upload(self._ledger.slots(seq, positions), self.pages.device)
 
     def write(self, layer: int, slots: Tensor, rows: Tensor) -> None:
         """Store `rows` of one layer at `slots`, without a host sync.

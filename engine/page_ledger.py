@@ -94,24 +94,26 @@ class PageLedger:
             )
         return self.tables.select([holding.row for holding in holdings], width)
 
-    def slots(self, seq: int, positions: Tensor) -> Tensor:
+    def slots(self, seq: int, positions: Tensor | Sequence[int]) -> Tensor:
         """Return where `positions` live, on their device; those of the host are checked."""
-        capacity = self.capacity(self.holding(seq))
+        holding = self.holding(seq)
+        if not isinstance(positions, Tensor):
+            if positions:
+                self._check_positions(seq, min(positions), max(positions))
+            return torch.tensor(self._slots(holding, positions), dtype=torch.int64)
+        if positions.ndim != 1 or positions.is_floating_point():
+            raise ShapeError(
+                f"positions: expected [n] integers, got {list(positions.shape)} {positions.dtype} "
+                "(row numbers of one sequence)"
+            )
         if positions.device.type == "cpu" and positions.numel():
-            low, high = int(positions.min()), int(positions.max())
-            if low < 0 or high >= capacity:
-                raise CacheError(
-                    f"positions: expected 0..{capacity - 1}, got {low}..{high} "
-                    f"(what sequence {seq} has pages for; reserve first)"
-                )
-        page_ids = self.tables.lookup(self.holding(seq).row, positions // self.page_size)
+            self._check_positions(seq, int(positions.min()), int(positions.max()))
+        page_ids = self.tables.lookup(holding.row, positions.long() // self.page_size)
         return page_ids * self.page_size + positions % self.page_size
 
     def slots_behind(self, holding: Holding, offsets: Sequence[int]) -> list[int]:
         """Return where rows behind the committed ones live, known without a tensor."""
-        size, pages = self.page_size, holding.pages
-        positions = [holding.length + offset for offset in offsets]
-        return [pages[position // size] * size + position % size for position in positions]
+        return self._slots(holding, [holding.length + offset for offset in offsets])
 
     def with_room(self, seq: int, num_rows: int) -> Holding:
         """Return what `seq` holds if `num_rows` rows are reserved behind the committed ones."""
@@ -174,6 +176,18 @@ class PageLedger:
                 f"{[holders[page] for page in writable]} (rows will be written there)",
             )
 
+    def _slots(self, holding: Holding, positions: Sequence[int]) -> list[int]:
+        size, pages = self.page_size, holding.pages
+        return [pages[position // size] * size + position % size for position in positions]
+
+    def _check_positions(self, seq: int, low: int, high: int) -> None:
+        capacity = self.capacity(self.holding(seq))
+        if low < 0 or high >= capacity:
+            raise CacheError(
+                f"positions: expected 0..{capacity - 1}, got {low}..{high} "
+                f"(what sequence {seq} has pages for; reserve first)"
+            )
+
     def _check_tables(self) -> None:
         on_device, on_host = self.tables.ids.tolist(), self.tables.host.tolist()
         used = {holding.row: (seq, holding) for seq, holding in self.holdings.items()}
@@ -218,18 +232,6 @@ class PageLedger:
         holding.pages[number] = own
         self.tables.put(holding.row, number, [own])
         return shared, own
-
-
-def as_positions(positions: Tensor | Sequence[int]) -> Tensor:
-    """Return row numbers as a vector of int64; refuse what is none."""
-    if not isinstance(positions, Tensor):
-        return torch.tensor(positions, dtype=torch.int64)
-    if positions.ndim != 1 or positions.is_floating_point():
-        raise ShapeError(
-            f"positions: expected [n] integers, got {list(positions.shape)} {positions.dtype} "
-            "(row numbers of one sequence)"
-        )
-    return positions.long()
 
 
 def _require(holds: bool, message: str) -> None:
