@@ -350,6 +350,7 @@ def test_a_write_reads_nothing_back_to_the_host():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_a_step_of_the_cache_never_waits_for_the_device(page_size):
     """What a step asks for, new pages and a copy on write included, with every sync an error."""
