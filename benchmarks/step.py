@@ -87,8 +87,7 @@ class Step(_Suite):
                 "(the drafter was planted for it)"
             )
         tree_size = 1 + result.num_nodes[0]
-        models = self.engine.target, self.engine.drafter
-        cost = step_bytes(*models, self.context_tokens, tree_size)
+        cost = step_bytes(self.engine.target, self.engine.drafter, self.context_tokens, tree_size)
         return CaseFacts(
             context_tokens=self.context_tokens,
             bytes=cost.bytes,

@@ -5,6 +5,8 @@ their own in `engine.kernels`.
 """
 
 from engine.batch import Snapshot, StepBatch, StepResult
+from engine.budget import CostOrigin, CostTable
+from engine.calibration import measure_costs
 from engine.config import DrafterConfig, EngineConfig, TargetConfig, YarnConfig
 from engine.cost import step_bytes
 from engine.decoder import Engine
@@ -15,6 +17,8 @@ from engine.draft_tree import (
     accept_batch,
     build_draft_tree,
     build_from_log_probs,
+    chain_tree,
+    root_tree,
 )
 from engine.drafter import Drafter, DraftModel
 from engine.errors import (
@@ -30,7 +34,8 @@ from engine.errors import (
 )
 from engine.observer import STAGES, StageObserver
 from engine.planted import PlantedDrafter, record_continuation
-from engine.presets import Preset, preset
+from engine.presets import Preset, preset, sample_text
+from engine.sampling import Sampling
 from engine.sequence import Generation
 from engine.target import Target
 from engine.weights import load_drafter, load_target, save_drafter, save_target
@@ -42,6 +47,8 @@ __all__ = [
     "BudgetError",
     "CacheError",
     "ConfigError",
+    "CostOrigin",
+    "CostTable",
     "DraftModel",
     "DraftTree",
     "Drafter",
@@ -54,6 +61,7 @@ __all__ = [
     "PlantedDrafter",
     "Preset",
     "RequestError",
+    "Sampling",
     "ShapeError",
     "Snapshot",
     "StageObserver",
@@ -67,10 +75,14 @@ __all__ = [
     "accept_batch",
     "build_draft_tree",
     "build_from_log_probs",
+    "chain_tree",
     "load_drafter",
     "load_target",
+    "measure_costs",
     "preset",
     "record_continuation",
+    "root_tree",
+    "sample_text",
     "save_drafter",
     "save_target",
     "step_bytes",

@@ -1,19 +1,22 @@
 """The state that steps: sequences, their cache rows, the drafter's context and what it lacks.
 
-A batch owns its cache, so batches never compete for pages. Between two steps, for a sequence of
-n tokens: P = n - 1 rows are in the target's cache, the last token is the root, and the drafter's
-context plus the pending taps make up the same P rows.
+The cache is the engine's and shared by its batches; context and scratch are the batch's own.
+Between two steps, for a sequence of n tokens: P = n - 1 rows are in the target's cache, the last
+token is the root, and the drafter's context plus the pending taps make up the same P rows.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.drafter import DraftRequest, TapRows
+import torch
+
+from engine.drafter import DraftModel, DraftRequest, TapRows
 from engine.drafter_context import DrafterContext
 from engine.errors import RequestError
 from engine.kv_cache import LatentCache
 from engine.sampling import Sampling
 from engine.sequence import SequenceMark, SequenceState
+from engine.tree_scratch import TreeScratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +50,53 @@ class StepBatch:
     sequences: list[SequenceState]
     sampling: Sampling
     cache: LatentCache
-    context: DrafterContext
+    first_seq: int = 0  # the cache's name of the first prompt's sequence; the others follow it
+    context: DrafterContext | None = None  # None = nothing is drafted
+    scratch: TreeScratch | None = None  # rows of the trees; None = they lie in pages
     pending: TapRows | None = None  # taps of the last step; None = the context is complete
 
     @property
     def seqs(self) -> tuple[int, ...]:
-        """The cache's names of the sequences: indices of their prompts."""
+        """The cache's names of the sequences."""
         return tuple(sequence.seq for sequence in self.sequences)
+
+    def prompt_index(self, index: int) -> int:
+        """Return which prompt the sequence at `index` continues."""
+        return self.sequences[index].seq - self.first_seq
 
     def request(self) -> DraftRequest:
         """Return what the drafter is told of the sequences."""
         return DraftRequest(
             root_tokens=tuple(sequence.root_token for sequence in self.sequences),
             num_generated=tuple(len(sequence.new_token_ids) for sequence in self.sequences),
-            sequence_ids=self.seqs,
+            sequence_ids=tuple(self.prompt_index(n) for n in range(len(self.sequences))),
         )
+
+    def complete_context(self, drafter: DraftModel) -> None:
+        """Turn the pending taps into drafter rows; a cache that reuses prefixes keeps features."""
+        if self.context is None or self.pending is None:
+            return
+        before = list(self.context.lengths)
+        features = drafter.extend(self.context, self.pending)
+        self.pending = None
+        if self.cache.shape.feature_dim:
+            spans = zip(self.seqs, before, self.context.lengths, strict=True)
+            slots = [self.cache.slots(seq, torch.arange(*span)) for seq, *span in spans]
+            self.cache.write_features(torch.cat(slots), features)
+
+    def publish(self, index: int, num_tokens: int) -> None:
+        """Offer the pages of the first `num_tokens` tokens of a sequence to later prompts."""
+        sequence = self.sequences[index]
+        known = sequence.committed_length
+        if self.context is not None:
+            known = self.context.lengths[index]  # behind it rows have no features yet
+        self.cache.publish(sequence.seq, sequence.token_ids[: min(num_tokens, known)])
 
     def snapshot(self) -> Snapshot:
         """Return the present point, to come back to with `rewind`."""
         marks = tuple(sequence.mark() for sequence in self.sequences)
-        return Snapshot(self.seqs, marks, tuple(self.context.lengths), self.pending)
+        lengths = () if self.context is None else tuple(self.context.lengths)
+        return Snapshot(self.seqs, marks, lengths, self.pending)
 
     def rewind(self, snapshot: Snapshot) -> None:
         """Go back to `snapshot`: tokens, cache rows, drafter context and pending taps.
@@ -75,13 +105,16 @@ class StepBatch:
         ------
         RequestError
             The snapshot is of other sequences: of another batch, or from before some left.
+        CacheError
+            So many rows came since that the drafter's sliding layers have lost theirs.
         """
         if snapshot.seqs != self.seqs:
             raise RequestError(
                 f"snapshot: expected one of sequences {self.seqs}, got {snapshot.seqs} "
                 "(released rows cannot come back)"
             )
-        self.context.rewind(snapshot.context_lengths)
+        if self.context is not None:
+            self.context.rewind(snapshot.context_lengths)
         self.pending = snapshot.pending
         for sequence, mark in zip(self.sequences, snapshot.marks, strict=True):
             sequence.rewind(mark)
@@ -93,8 +126,10 @@ class StepBatch:
             return
         kept = [self.sequences[index] for index in indices]
         for seq in set(self.seqs) - {sequence.seq for sequence in kept}:
-            self.cache.release(seq)
+            if seq in self.cache.sequences:  # not if its prompt never came so far
+                self.cache.release(seq)
         self.sequences = kept
-        self.context.select(indices)
+        if self.context is not None:
+            self.context.select(indices)
         if self.pending is not None:
             self.pending = self.pending.select(indices)

@@ -18,14 +18,18 @@ step's time is made of. Correlated routing hits fewer experts, so the expert byt
 from above.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from engine.config import DrafterConfig, TargetConfig
+import torch
+
+from engine.budget import CostOrigin
+from engine.config import DrafterConfig, EngineConfig, TargetConfig
 from engine.drafter import DraftModel, drafter_shapes
 from engine.kernels import Cost
-from engine.quantized import Weight
+from engine.quantized import Weight, quantization_of
 from engine.target import Shape, Target, target_shapes
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -39,6 +43,7 @@ class StepShape:
     tree_size: int  # T, root included
     num_seqs: int = 1
     itemsize: int = 2  # bytes of a weight or a cached number
+    drafter_context: int | None = None  # most keys of a full drafter layer; None = all
 
     @property
     def num_rows(self) -> int:
@@ -47,19 +52,44 @@ class StepShape:
 
 
 def step_bytes(
-    target: Target, drafter: DraftModel, context_len: int, tree_size: int, *, num_seqs: int = 1
+    target: Target,
+    drafter: DraftModel | None,
+    context_len: int,
+    tree_size: int,
+    *,
+    num_seqs: int = 1,
+    drafter_context: int | None = None,
 ) -> Cost:
     """Return the least bytes and FLOP of one step; `kv_bytes` is both models' caches.
 
-    The target's weights are counted as they are stored, quantised or not.
+    The target's weights are counted as they are stored, quantised or not. Without a drafter a
+    step is its verify pass.
     """
-    shape = StepShape(context_len, tree_size, num_seqs, target.dtype.itemsize)
+    shape = StepShape(context_len, tree_size, num_seqs, target.dtype.itemsize, drafter_context)
     verify = verify_cost(target.config, shape, weight_bytes(target.tensors))
+    if drafter is None:
+        return verify
     draft = draft_cost(drafter.config, shape)
     return Cost(
         bytes=verify.bytes + draft.bytes,
         flops=verify.flops + draft.flops,
         kv_bytes=verify.kv_bytes + draft.kv_bytes,
+    )
+
+
+def cost_origin(target: Target, drafter: DraftModel | None, config: EngineConfig) -> CostOrigin:
+    """Return what a cost table of this engine holds for: machine, versions, models, layout."""
+    device = target.device
+    stored = sorted({str(quantization_of(weight)) for weight in target.tensors.values()})
+    models = f"{target.config} {None if drafter is None else drafter.config} {stored}"
+    return CostOrigin(
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        torch_version=str(torch.__version__),
+        dtype=str(target.dtype).removeprefix("torch."),
+        attention_backend=config.attention_backend,
+        page_size=config.page_size,
+        cache_layout=config.cache_layout,
+        model=hashlib.sha256(models.encode()).hexdigest()[:16],
     )
 
 
@@ -73,15 +103,17 @@ def latent_bytes(config: TargetConfig, num_tokens: int, *, itemsize: int) -> int
     return config.num_hidden_layers * config.latent_dim * num_tokens * itemsize
 
 
-def drafter_kv_bytes(config: DrafterConfig, num_tokens: int, *, itemsize: int) -> int:
-    """Return the bytes a drafter reads of its context of `num_tokens` tokens, all layers."""
+def drafter_kv_bytes(
+    config: DrafterConfig, num_tokens: int, *, itemsize: int, drafter_context: int | None = None
+) -> int:
+    """Return the bytes a drafter reads of its context of `num_tokens` tokens, all layers.
+
+    `drafter_context` bounds the keys that a row of a full layer sees, as in `EngineConfig`.
+    """
     row = 2 * config.num_key_value_heads * config.head_dim * itemsize
-    return row * sum(
-        min(num_tokens, config.sliding_window - 1)
-        if kind == "sliding_attention" and config.sliding_window is not None
-        else num_tokens
-        for kind in config.layer_types
-    )
+    windows = {"sliding_attention": config.sliding_window, "full_attention": drafter_context}
+    seen = (windows[kind] for kind in config.layer_types)
+    return row * sum(num_tokens if w is None else min(num_tokens, w - 1) for w in seen)
 
 
 def expected_experts_hit(config: TargetConfig, num_rows: int) -> float:
@@ -123,7 +155,12 @@ def verify_cost(
 def draft_cost(config: DrafterConfig, shape: StepShape) -> Cost:
     """Return the cost of drafting one block for each sequence, output head included."""
     rows = shape.num_seqs * config.block_size
-    context_bytes = drafter_kv_bytes(config, shape.context_len, itemsize=shape.itemsize)
+    context_bytes = drafter_kv_bytes(
+        config,
+        shape.context_len,
+        itemsize=shape.itemsize,
+        drafter_context=shape.drafter_context,
+    )
     block_bytes = draft_row_bytes(config, itemsize=shape.itemsize) * config.block_size
     kv_bytes = shape.num_seqs * (context_bytes + block_bytes)
     head = config.vocab_size * config.hidden_size

@@ -8,8 +8,9 @@
     commit   the path the target agrees with stays, and its next token becomes the root
 
 What is generated is the target's alone: every token was chosen from its logits at its own prefix.
-The drafter decides how many of them one step commits. The engine knows nothing about text, clocks
-or other engines; between two steps all state is in the `StepBatch`.
+The drafter decides how many of them one step commits: linear DFlash is a step whose tree is a
+chain, autoregressive decoding one whose tree is the root. The engine knows nothing about text or
+clocks; between two steps all state is in the `StepBatch` and in the cache that batches share.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,17 +20,27 @@ import torch
 from torch import Tensor
 
 from engine.batch import Snapshot, StepBatch, StepResult
+from engine.budget import CostOrigin, CostTable, allot, tree_budget
 from engine.config import EngineConfig, check_backend
-from engine.draft_tree import Acceptance, DraftTree, accept_batch, build_draft_tree
+from engine.cost import cost_origin
+from engine.draft_tree import (
+    Acceptance,
+    DraftTree,
+    accept_batch,
+    build_draft_tree,
+    chain_tree,
+    root_tree,
+)
 from engine.drafter import DraftModel, TapRows, check_pair
-from engine.errors import ConfigError, RequestError
+from engine.errors import ConfigError, EngineError, RequestError
 from engine.kernels import OPS
 from engine.kv_cache import CacheShape, LatentCache
 from engine.observer import StageObserver, stage
-from engine.sampling import Sampling, choose_tokens, chosen_log_probs
+from engine.prefill import Prefill
+from engine.sampling import GREEDY, Sampling, check_integer, choose_tokens, chosen_log_probs
 from engine.sequence import Generation, SequenceState, cut_at_stop
 from engine.target import Target, check_tokens
-from engine.verify import append_chain, plan_pass
+from engine.verify import plan_pass
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,52 +59,55 @@ class Engine:
     Parameters
     ----------
     target : Target
-    drafter : DraftModel
-        A `Drafter` of this target, or a wrapper around one.
+    drafter : DraftModel, optional
+        A `Drafter` of this target, or a wrapper around one. Mode "ar" has no use for it and
+        needs none.
     config : EngineConfig
-        `num_pages` is the size of each batch's pool.
     observer : StageObserver, optional
         Told of the stages of every step.
     page_fill : float, optional
         What cache rows hold while they are not committed; NaN makes a read of one visible.
+    cost_table : CostTable, optional
+        What a step costs on this machine; budget policy "adaptive" needs it.
 
     Raises
     ------
     BackendError
         The attention backend does not exist.
     ConfigError
-        Drafter and target do not belong together, or `max_context` exceeds the target's.
+        Drafter and target do not belong together, the mode or the budget policy lacks what it
+        needs, or `max_context` exceeds the target's.
     """
 
     def __init__(
         self,
         target: Target,
-        drafter: DraftModel,
+        drafter: DraftModel | None,
         config: EngineConfig,
         *,
         observer: StageObserver | None = None,
         page_fill: float | None = None,
+        cost_table: CostTable | None = None,
     ) -> None:
         check_backend(config.attention_backend, OPS["tree_attention"].implementations)
-        check_pair(drafter.config, target.config)
-        longest = target.config.max_position_embeddings
-        if config.max_context > longest:
-            raise ConfigError(
-                f"max_context: expected at most {longest}, got {config.max_context} "
-                "(the target's max_position_embeddings)"
-            )
+        _check_parts(target, drafter, config)
+        _check_costs(cost_table, config, cost_origin(target, drafter, config))
         self.target = target
-        self.drafter = drafter
+        self.drafter = None if config.mode == "ar" else drafter
         self.config = config
         self.observer = observer
         self.page_fill = page_fill
+        self.cost_table = cost_table
+        self.cache: LatentCache | None = None  # made by the first prefill, shared by all batches
+        self._num_seqs = 0  # begun so far; the cache knows sequences by this number
 
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
         *,
         max_new_tokens: int,
-        temperature: float = 0.0,
+        temperature: float | None = None,
+        sampling: Sampling | None = None,
         seed: int | Sequence[int] = 0,
         stop_token_ids: Collection[int] = (),
     ) -> list[Generation]:
@@ -104,8 +118,11 @@ class Engine:
         prompts : N sequences of token ids, none empty
         max_new_tokens : int
             At least 1.
-        temperature : float
-            0 is greedy; otherwise the noise is a function of seed, position and token alone.
+        temperature : float, optional
+            0, also if nothing is given, is greedy; otherwise the noise is a function of seed,
+            position and token alone.
+        sampling : Sampling, optional
+            Temperature, top-k, top-p and min-p together, in place of `temperature`.
         seed : int, or one for each prompt
             Equal prompts with equal seeds have equal continuations.
         stop_token_ids : collection of int
@@ -116,25 +133,33 @@ class Engine:
         RequestError
             A prompt or a parameter cannot be served, or prompt and new tokens exceed
             `max_context`.
+        OutOfPagesError
+            The pool is too small; the pages of these prompts are given back.
         """
-        if max_new_tokens < 1:
+        if sampling is not None and temperature is not None:
             raise RequestError(
-                f"max_new_tokens: expected at least 1, got {max_new_tokens} (nothing to generate)"
+                f"temperature: expected none beside a Sampling, got {temperature!r} (it has one)"
             )
+        sampling = sampling or Sampling(temperature=temperature or 0.0)
+        check_integer("max_new_tokens", max_new_tokens, least=1, reason="nothing to generate")
         self._check_prompts(prompts, max_new_tokens)
-        batch = self.prefill(prompts, temperature=temperature, seed=seed)
+        batch = self.prefill(prompts, sampling=sampling, seed=seed)
         finished: dict[int, Generation] = {}
-        while batch.sequences:
-            self.step(batch)
-            going = []
-            for index, sequence in enumerate(batch.sequences):
-                generation = _finish(sequence, stop_token_ids, max_new_tokens)
-                if generation is None:
-                    going.append(index)
-                else:
-                    finished[sequence.seq] = generation
-            batch.keep(going)
-        return [finished[seq] for seq in range(len(prompts))]
+        try:
+            while batch.sequences:
+                self.step(batch)
+                going = []
+                for index, sequence in enumerate(batch.sequences):
+                    generation = _finish(sequence, stop_token_ids, max_new_tokens)
+                    if generation is None:
+                        going.append(index)
+                        continue
+                    finished[batch.prompt_index(index)] = generation
+                    batch.publish(index, sequence.prompt_length + len(generation.token_ids))
+                batch.keep(going)
+        finally:
+            batch.keep([])
+        return [finished[index] for index in range(len(prompts))]
 
     def step(self, batch: StepBatch) -> StepResult:
         """Run one step: draft, build, verify, commit."""
@@ -149,27 +174,39 @@ class Engine:
         )
 
     @stage
-    def draft(self, batch: StepBatch) -> Tensor:
-        """Complete the drafter's context, then draft the next block, [N, horizon, V] float32."""
-        if batch.pending is not None:
-            self.drafter.extend(batch.context, batch.pending)
-            batch.pending = None
+    def draft(self, batch: StepBatch) -> Tensor | None:
+        """Complete the drafter's context, then draft the next block.
+
+        Returns [N, horizon, V] float32, or None where nothing is drafted.
+        """
+        if self.drafter is None or batch.context is None:
+            return None
+        batch.complete_context(self.drafter)
         return self.drafter.draft(batch.context, batch.request())
 
     @stage
-    def build(self, batch: StepBatch, draft_logits: Tensor) -> list[DraftTree]:
-        """Build one draft tree for each sequence under the node budget."""
-        budget = self.config.node_budget
-        return [
-            build_draft_tree(logits, root_token=sequence.root_token, node_budget=budget)
-            for sequence, logits in zip(batch.sequences, draft_logits, strict=True)
+    def build(self, batch: StepBatch, draft_logits: Tensor | None) -> list[DraftTree]:
+        """Build one draft tree for each sequence under the budget policy."""
+        roots = [sequence.root_token for sequence in batch.sequences]
+        if draft_logits is None:
+            return [root_tree(root) for root in roots]
+        build_tree = chain_tree if self.config.mode == "dflash" else build_draft_tree
+        most = self._most_nodes(len(roots))
+        trees = [
+            build_tree(logits, root_token=root, node_budget=most)
+            for root, logits in zip(roots, draft_logits, strict=True)
         ]
+        mean = sum(sequence.committed_length for sequence in batch.sequences) / len(trees)
+        config = self.config
+        return allot(trees, config.budget_policy, config.node_budget, self.cost_table, mean)
 
     @stage
     def verify(self, batch: StepBatch, trees: Sequence[DraftTree]) -> Verified:
         """Run the target over all trees and choose its token after every node."""
-        rows = plan_pass(batch.cache, batch.seqs, trees, self.config.attention_backend)
-        passed = self.target.forward(rows, self.drafter.config.target_layer_ids)
+        backend = self.config.attention_backend
+        rows = plan_pass(batch.cache, batch.seqs, trees, backend, scratch=batch.scratch)
+        tap_ids = () if self.drafter is None else self.drafter.config.target_layer_ids
+        passed = self.target.forward(rows, tap_ids)
         logits = self.target.head(passed.hidden)
         seeds = rows.repeat([sequence.seed for sequence in batch.sequences])
         positions = rows.positions + 1  # of the token chosen after each row
@@ -191,26 +228,31 @@ class Engine:
         appended, tap_rows = [], []
         for n, (sequence, acceptance) in enumerate(zip(batch.sequences, accepted, strict=True)):
             kept = [0, *acceptance.path.tolist()]
-            batch.cache.commit(sequence.seq, kept[1:])
+            if batch.scratch is None:
+                batch.cache.commit(sequence.seq, kept[1:])
+            else:
+                batch.cache.commit_scratch(batch.scratch, n, sequence.seq, kept[1:])
             tokens = _appended(trees[n], acceptance)
             sequence.append_step(tokens, [log_probs[n][node] for node in kept])
             tap_rows += [verified.offsets[n] + node for node in kept]
             appended.append(tokens)
-        chosen = torch.tensor(tap_rows, device=verified.taps.device)
-        counts = tuple(acceptance.commit_length for acceptance in accepted)
-        batch.pending = TapRows(verified.taps.index_select(0, chosen), counts)
+        if batch.context is not None:
+            chosen = torch.tensor(tap_rows, device=verified.taps.device)
+            counts = tuple(acceptance.commit_length for acceptance in accepted)
+            batch.pending = TapRows(verified.taps.index_select(0, chosen), counts)
         return tuple(appended)
 
     def prefill(
         self,
         prompts: Sequence[Sequence[int]],
         *,
-        temperature: float = 0.0,
+        sampling: Sampling = GREEDY,
         seed: int | Sequence[int] = 0,
     ) -> StepBatch:
         """Start a batch: every prompt token but the last gets its cache and context rows.
 
-        The last token of a prompt is its first root. Parameters and errors are as in `generate`.
+        The last token of a prompt is its first root. Errors are as in `generate`; the batch holds
+        its pages until `release`.
         """
         self._check_prompts(prompts, 0)
         seeds = [seed] * len(prompts) if isinstance(seed, int) else list(seed)
@@ -219,19 +261,18 @@ class Engine:
                 f"seed: expected one, or one for each of {len(prompts)} prompts, got {len(seeds)} "
                 "(the noise of a sequence is its own)"
             )
-        sampling = Sampling(temperature=temperature)
+        first = self._num_seqs
         sequences = [
-            SequenceState(seq, list(prompt), len(prompt), seed=seeds[seq], sampling=sampling)
-            for seq, prompt in enumerate(prompts)
+            SequenceState(first + n, list(prompt), len(prompt), seed=seeds[n], sampling=sampling)
+            for n, prompt in enumerate(prompts)
         ]
-        batch = StepBatch(
-            sequences=sequences,
-            sampling=sampling,
-            cache=self._new_cache(len(prompts)),
-            context=self.drafter.new_context(len(prompts)),
-        )
-        for index in range(len(prompts)):
-            self._prefill_sequence(batch, index)
+        self._num_seqs += len(prompts)
+        batch = self._new_batch(sequences, sampling)
+        try:
+            Prefill(self.target, self.drafter, self.config)(batch)
+        except EngineError:
+            batch.keep([])
+            raise
         return batch
 
     def snapshot(self, batch: StepBatch) -> Snapshot:
@@ -244,37 +285,51 @@ class Engine:
 
     def release(self, batch: StepBatch) -> None:
         """End all sequences of `batch` and give back their pages."""
+        for index, sequence in enumerate(batch.sequences):
+            batch.publish(index, sequence.committed_length)
         batch.keep([])
 
-    def _prefill_sequence(self, batch: StepBatch, index: int) -> None:
-        """Run the prompt in chunks, each a tree that is one chain."""
-        sequence = batch.sequences[index]
-        batch.cache.reserve(sequence.seq, 0)
-        counts = [0] * len(batch.sequences)
-        end, size = sequence.committed_length, self.config.prefill_chunk
-        for start in range(0, end, size):
-            passed = append_chain(
-                self.target,
-                batch.cache,
-                sequence.seq,
-                sequence.token_ids[start : min(start + size, end)],
-                backend=self.config.attention_backend,
-                tap_ids=self.drafter.config.target_layer_ids,
-            )
-            counts[index] = len(passed.taps)
-            self.drafter.extend(batch.context, TapRows(passed.taps, tuple(counts)))
+    def _new_batch(self, sequences: list[SequenceState], sampling: Sampling) -> StepBatch:
+        count, context, scratch = len(sequences), None, None
+        if self.drafter is not None:
+            context = self.drafter.new_context(count, max_context=self.config.drafter_context)
+        cache = self._cache_for(count)
+        if self.config.cache_layout == "hybrid":
+            scratch = cache.new_scratch(count, 1 + self._most_nodes(count))
+        return StepBatch(sequences, sampling, cache, sequences[0].seq, context, scratch)
 
-    def _new_cache(self, num_seqs: int) -> LatentCache:
-        config = self.config
-        longest = -(-(config.max_context + config.node_budget) // config.page_size)
+    def _cache_for(self, num_seqs: int) -> LatentCache:
+        """Return the cache; one whose size is the engine's own business has room for all."""
+        config, live = self.config, 0 if self.cache is None else len(self.cache.sequences)
+        longest = -(-(config.max_context + self._most_nodes(num_seqs)) // config.page_size)
+        wanted = (live + num_seqs) * longest
+        if self.cache is None:
+            self.cache = self._new_cache(config.num_pages or wanted)
+        elif config.num_pages is None and wanted > self.cache.shape.num_pages:
+            self.cache.grow(wanted)
+        return self.cache
+
+    def _new_cache(self, num_pages: int) -> LatentCache:
+        target, config, drafter = self.target, self.config, self.drafter
+        keeps_features = config.prefix_reuse and drafter is not None
         shape = CacheShape(
-            num_layers=self.target.config.num_hidden_layers,
-            num_pages=config.num_pages or num_seqs * longest,
+            num_layers=target.config.num_hidden_layers,
+            num_pages=num_pages,
             page_size=config.page_size,
-            row_dim=self.target.config.latent_dim,
+            row_dim=target.config.latent_dim,
+            feature_dim=drafter.config.hidden_size if drafter and keeps_features else 0,
         )
-        target = self.target
-        return LatentCache(shape, dtype=target.dtype, device=target.device, fill=self.page_fill)
+        return LatentCache(
+            shape,
+            dtype=target.dtype,
+            device=target.device,
+            fill=self.page_fill,
+            reuse_prefixes=config.prefix_reuse,
+        )
+
+    def _most_nodes(self, num_seqs: int) -> int:
+        """Return how many draft nodes one tree can have in a batch of `num_seqs`."""
+        return tree_budget(self.config.budget_policy, self.config.node_budget, num_seqs)
 
     def _check_prompts(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
         if not prompts:
@@ -286,6 +341,31 @@ class Engine:
                     f"prompt and new tokens: expected at most {self.config.max_context}, got "
                     f"{len(prompt)} + {max_new_tokens} (max_context of the engine)"
                 )
+
+
+def _check_parts(target: Target, drafter: DraftModel | None, config: EngineConfig) -> None:
+    if drafter is not None:
+        check_pair(drafter.config, target.config)
+    elif config.mode != "ar":
+        raise ConfigError(
+            f"drafter: expected one, got None (mode {config.mode!r} drafts; only 'ar' does not)"
+        )
+    longest = target.config.max_position_embeddings
+    if config.max_context > longest:
+        raise ConfigError(
+            f"max_context: expected at most {longest}, got {config.max_context} "
+            "(the target's max_position_embeddings)"
+        )
+
+
+def _check_costs(cost_table: CostTable | None, config: EngineConfig, origin: CostOrigin) -> None:
+    if cost_table is not None:
+        cost_table.check_origin(origin)
+    elif config.budget_policy == "adaptive":
+        raise ConfigError(
+            "cost_table: expected one, got None (budget policy 'adaptive' weighs nodes by what "
+            "they cost here: measure_costs)"
+        )
 
 
 def _appended(tree: DraftTree, acceptance: Acceptance) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from engine.config import TargetConfig
 from engine.kernels import tree_attention
 from engine.layers import Rotation, accumulation_dtype, linear, rms_norm, rotate_interleaved
 from engine.quantized import Weight, dense
+from engine.tree_scratch import TreeScratch
 
 LATENT_NORM_EPS = 1e-6  # of the norms inside MLA; the published model code ignores rms_norm_eps
 
@@ -46,13 +47,24 @@ class AttentionPlan:
     """
 
     cache: RowStore
+    scratch: TreeScratch | None  # where the rows are written; None = in the cache
     backend: str
-    slots: Tensor  # [M] int64
+    slots: Tensor  # [M] int64, in the scratch or the cache
     padded_index: Tensor | None  # [M] int64, into N * T
     page_table: Tensor  # [N, max_pages] int32
     context_lens: Tensor  # [N] int32
     ancestor_bits: Tensor  # [N, T, W] int32
     tree_sizes: Tensor  # [N] int32
+
+    def write(self, layer: int, rows: Tensor) -> None:
+        """Store the latent `rows` [M, D] of one layer in scratch or cache (mutated)."""
+        (self.cache if self.scratch is None else self.scratch).write(layer, self.slots, rows)
+
+    def tree_kv(self, layer: int) -> Tensor | None:
+        """Return the trees' rows of one layer, [N, T, D]; None if they lie in pages."""
+        if self.scratch is None:
+            return None
+        return self.scratch.layer(layer, *self.ancestor_bits.shape[:2])
 
     def pad(self, rows: Tensor) -> Tensor:
         """Spread packed `rows` [M, ...] over the grid, [N, T, ...]; padding is zero."""
@@ -83,7 +95,7 @@ class Mla:
 
     def __call__(self, x: Tensor, rotation: Rotation, plan: AttentionPlan, layer: int) -> Tensor:
         """Write the latent rows of `x` [M, hidden] and attend, absorbed; [M, hidden]."""
-        plan.cache.write(layer, plan.slots, self.latent_rows(x, rotation))
+        plan.write(layer, self.latent_rows(x, rotation))
         out, _ = tree_attention(
             plan.pad(self.absorbed_queries(x, rotation)),
             plan.cache.layer(layer),
@@ -93,6 +105,7 @@ class Mla:
             tree_sizes=plan.tree_sizes,
             softmax_scale=self.config.softmax_scale,
             value_dim=self.config.kv_lora_rank,
+            tree_kv=plan.tree_kv(layer),
             backend=plan.backend,
         )
         values = torch.einsum("mhc,hvc->mhv", plan.pack(out), self._up_values())

@@ -1,24 +1,29 @@
-"""Small models with random weights, the same on every device for the same seed.
+"""Small models: a trained pair whose commits come from the text, and a random toy for properties.
 
-`tiny` has the parts of a Kimi K2.6 with a DFlash drafter, at a size that steps in milliseconds on
-one CPU core: YaRN, one dense layer, routed experts beside a shared one, a sliding and a full
-drafter layer. `nano` is its toy for property tests that step thousands of times: compressed
-queries, expert groups, a window shorter than a prompt.
+`tiny` is the pair in `checkpoints/tiny`, which has the parts of a Kimi K2.6 with a DFlash drafter
+and steps in milliseconds on one CPU core: YaRN, one dense layer, routed experts beside a shared
+one, sliding and full drafter layers, bytes as tokens. `nano` has random weights, the same on every
+device for the same seed, and steps thousands of times a minute: compressed queries, expert groups,
+a window shorter than a prompt.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from engine.config import DrafterConfig, TargetConfig, YarnConfig
+from engine.config import DrafterConfig, TargetConfig
 from engine.drafter import Drafter, drafter_shapes
 from engine.errors import ConfigError
 from engine.layers import accumulation_dtype
 from engine.target import Shape, Target, target_shapes
+from engine.weights import load_drafter, load_target
 
+TINY = Path(__file__).parent / "checkpoints" / "tiny"
+TEXTS = ("predictable", "code", "prose")  # held-out texts of the pair, in `checkpoints/tiny/texts`
 NUM_BYTES = 256  # `tiny` speaks bytes; the special tokens follow them
 END_TOKEN = 256
 MASK_TOKEN = 259
@@ -33,29 +38,7 @@ class Preset:
     drafter: Drafter
 
 
-_YARN = YarnConfig(factor=32.0, original_max_position_embeddings=4096)
-
 _TARGETS = {
-    "tiny": TargetConfig(
-        hidden_size=128,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        kv_lora_rank=64,
-        qk_nope_head_dim=32,
-        qk_rope_head_dim=16,
-        v_head_dim=32,
-        n_routed_experts=8,
-        num_experts_per_tok=2,
-        n_shared_experts=1,
-        moe_intermediate_size=64,
-        intermediate_size=256,
-        first_k_dense_replace=1,
-        vocab_size=NUM_BYTES + 4,
-        max_position_embeddings=131072,
-        routed_scaling_factor=2.5,
-        rope_theta=50000.0,
-        yarn=_YARN,
-    ),
     "nano": TargetConfig(
         hidden_size=32,
         num_hidden_layers=2,
@@ -80,24 +63,6 @@ _TARGETS = {
 }
 
 _DRAFTERS = {
-    "tiny": DrafterConfig(
-        hidden_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        intermediate_size=256,
-        vocab_size=NUM_BYTES + 4,
-        max_position_embeddings=131072,
-        num_target_layers=3,
-        block_size=8,
-        target_layer_ids=(0, 1),
-        mask_token_id=MASK_TOKEN,
-        layer_types=("sliding_attention", "full_attention"),
-        sliding_window=256,
-        rope_theta=50000.0,
-        yarn=_YARN,
-    ),
     "nano": DrafterConfig(
         hidden_size=32,
         num_hidden_layers=2,
@@ -116,7 +81,7 @@ _DRAFTERS = {
     ),
 }
 
-NAMES = tuple(_TARGETS)
+NAMES = ("tiny", *_TARGETS)
 
 
 def preset(
@@ -124,21 +89,50 @@ def preset(
     *,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
-    seed: int = 0,
+    seed: int | None = None,
 ) -> Preset:
-    """Make a preset's target and drafter with random weights of `seed`.
+    """Return a preset's target and drafter.
+
+    Parameters
+    ----------
+    name : str
+        "tiny" is trained, "nano" random.
+    device, dtype
+        Of the weights.
+    seed : int, optional
+        Of random weights, 0 if None; trained ones have none.
 
     Raises
     ------
     ConfigError
-        There is no preset of that name.
+        There is no preset of that name, or a trained one is given a seed.
     """
-    if name not in _TARGETS:
+    if name not in NAMES:
         raise ConfigError(
-            f"preset: expected one of {', '.join(NAMES)}, got {name!r} (models with random weights)"
+            f"preset: expected one of {', '.join(NAMES)}, got {name!r} (models that ship)"
         )
-    target = random_target(_TARGETS[name], device=device, dtype=dtype, seed=seed)
-    return Preset(target, random_drafter(_DRAFTERS[name], target, seed=seed))
+    if name in _TARGETS:
+        target = random_target(_TARGETS[name], device=device, dtype=dtype, seed=seed or 0)
+        return Preset(target, random_drafter(_DRAFTERS[name], target, seed=seed or 0))
+    if seed is not None:
+        raise ConfigError(f"seed: expected None for {name!r}, got {seed} (its weights are trained)")
+    target = load_target(TINY / "target", device=device, dtype=dtype)
+    return Preset(target, load_drafter(TINY / "drafter", target))
+
+
+def sample_text(name: str) -> bytes:
+    """Return a text that the trained pair never saw: one of `TEXTS`.
+
+    Raises
+    ------
+    ConfigError
+        There is no text of that name.
+    """
+    if name not in TEXTS:
+        raise ConfigError(
+            f"text: expected one of {', '.join(TEXTS)}, got {name!r} (shipped with the pair)"
+        )
+    return (TINY / "texts" / f"{name}.txt").read_bytes()
 
 
 def random_target(

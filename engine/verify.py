@@ -1,8 +1,9 @@
 """One target pass over a batch of draft trees: where its rows go and what each of them sees.
 
-Node i of a tree is written at row P + i of its sequence and rotated to position P + depth(i); it
-sees the P committed rows and its ancestors. A chunk of a prompt is the tree whose nodes are one
-chain, so prefill takes the same way. Rows are packed tree by tree, without padding.
+Node i of a tree is written at row P + i of its sequence, or at row i of its place in a scratch,
+and rotated to position P + depth(i); it sees the P committed rows and its ancestors. A chunk of a
+prompt is the tree whose nodes are one chain, so prefill takes the same way. Rows are packed tree
+by tree, without padding.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from engine.draft_tree import DraftTree
 from engine.kv_cache import LatentCache
 from engine.mla import AttentionPlan
 from engine.target import PassRows, Target, TargetRows
+from engine.tree_scratch import TreeScratch
 
 
 def chain(token_ids: Sequence[int]) -> DraftTree:
@@ -29,18 +31,25 @@ def chain(token_ids: Sequence[int]) -> DraftTree:
 
 
 def plan_pass(
-    cache: LatentCache, seqs: Sequence[int], trees: Sequence[DraftTree], backend: str
+    cache: LatentCache,
+    seqs: Sequence[int],
+    trees: Sequence[DraftTree],
+    backend: str,
+    *,
+    scratch: TreeScratch | None = None,
 ) -> PassRows:
     """Reserve rows for one tree of each sequence and lay out the pass.
 
     Parameters
     ----------
     cache : LatentCache
-        Mutated: pages are reserved for every tree.
+        Mutated: pages are reserved for every tree, or with a scratch for its longest path.
     seqs : sequence of N int
     trees : sequence of N DraftTree, on the host
     backend : str
         Implementation of `tree_attention`.
+    scratch : TreeScratch, optional
+        Where the rows of the trees go; in pages behind the committed rows if None.
 
     Raises
     ------
@@ -48,17 +57,17 @@ def plan_pass(
         Too few pages are free; sequences before the failing one keep what was reserved for them.
     """
     sizes = [tree.tree_size for tree in trees]
-    for seq, size in zip(seqs, sizes, strict=True):
-        cache.reserve(seq, size)
+    for seq, tree in zip(seqs, trees, strict=True):
+        longest_path = 1 + int(tree.depths.max())
+        cache.reserve(seq, tree.tree_size if scratch is None else longest_path)
     lengths = [cache.length(seq) for seq in seqs]
     device = cache.pages.device
     positions = [n + tree.depths for n, tree in zip(lengths, trees, strict=True)]
-    rows = zip(seqs, lengths, sizes, strict=True)
-    slots = [cache.slots(seq, torch.arange(n, n + size)) for seq, n, size in rows]
     attention = AttentionPlan(
         cache=cache,
+        scratch=scratch,
         backend=backend,
-        slots=torch.cat(slots),
+        slots=_slots(cache, seqs, sizes, scratch),
         padded_index=_padded_index(sizes, device),
         page_table=cache.page_table(seqs),
         context_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
@@ -86,6 +95,18 @@ def append_chain(
     passed = target.forward(plan_pass(cache, [seq], [chain(token_ids)], backend), tap_ids)
     cache.advance(seq, len(token_ids))
     return passed
+
+
+def _slots(
+    cache: LatentCache, seqs: Sequence[int], sizes: Sequence[int], scratch: TreeScratch | None
+) -> Tensor:
+    """Return where the packed rows are written: in the cache, or in the scratch if there is one."""
+    if scratch is None:
+        spans = ((seq, cache.length(seq), size) for seq, size in zip(seqs, sizes, strict=True))
+        return torch.cat([cache.slots(seq, torch.arange(n, n + size)) for seq, n, size in spans])
+    starts = (n * scratch.shape.max_rows for n in range(len(sizes)))
+    parts = [torch.arange(n, n + size) for n, size in zip(starts, sizes, strict=True)]
+    return torch.cat(parts).to(cache.pages.device)
 
 
 def _padded_index(sizes: Sequence[int], device: torch.device) -> Tensor | None:

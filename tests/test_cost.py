@@ -63,11 +63,11 @@ def test_bytes_grow_with_the_context_by_the_latent_rows_alone():
 
     short, long = (step_bytes(models.target, models.drafter, n, 17) for n in (1024, 4096))
 
-    drafter_rows = 3072 * 2 * 2 * 32 * 2  # the full layer only: the other one's window is full
+    drafter_rows = 3072 * 2 * 2 * 32 * 2  # the full layer only: the windows are full
     assert (
         long.bytes - short.bytes
         == long.kv_bytes - short.kv_bytes
-        == 3072 * 3 * 80 * 2 + drafter_rows
+        == 3072 * 4 * 80 * 2 + drafter_rows
     )
 
 
@@ -118,14 +118,14 @@ def test_verify_reads_packed_experts_as_they_are_stored(rows, expert_gb):
 
 def test_a_step_counts_a_quantised_target_as_it_is_stored():
     models = preset("tiny", dtype=torch.bfloat16)
-    weight = models.target.tensors["model.layers.0.mlp.up_proj.weight"]  # [256, 128]
-    stored = Fp8BlockWeight(weight.to(torch.float8_e4m3fn), torch.ones(2, 1), (128, 128))
+    weight = models.target.tensors["model.layers.0.mlp.up_proj.weight"]  # [768, 256]
+    stored = Fp8BlockWeight(weight.to(torch.float8_e4m3fn), torch.ones(6, 2), (128, 128))
     name = "model.layers.0.mlp.up_proj.weight"
     target = Target(models.target.config, models.target.tensors | {name: stored})
 
     plain, quantised = (step_bytes(t, models.drafter, 64, 9) for t in (models.target, target))
 
-    assert plain.bytes - quantised.bytes == 256 * 128 - 2 * 4
+    assert plain.bytes - quantised.bytes == 768 * 256 - 12 * 4
     assert plain.flops == quantised.flops
 
 

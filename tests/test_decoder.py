@@ -10,6 +10,7 @@ from engine.layers import Rotary
 from engine.observer import STAGES
 from engine.planted import PlantedDrafter, record_continuation
 from engine.presets import preset
+from engine.sampling import Sampling
 from engine.verify import chain, plan_pass
 
 MODELS = preset("nano", dtype=torch.float64, seed=1)
@@ -156,7 +157,7 @@ def test_a_planted_regime_commits_its_length_in_every_step(commit_length, node_b
 def test_a_step_after_a_rewind_is_the_same_step(page_size):
     prompts = [prompt(14, seed=3), prompt(3, seed=4)]
     engine = make_engine(page_size=page_size)
-    batch = engine.prefill(prompts, temperature=1.0, seed=5)
+    batch = engine.prefill(prompts, sampling=Sampling(temperature=1.0), seed=5)
     engine.step(batch)
     snapshot = engine.snapshot(batch)
 
@@ -327,7 +328,11 @@ def test_a_drafter_that_gives_nan_is_refused_and_not_decoded():
     ("changes", "error", "message"),
     [
         ({"attention_backend": "nope"}, BackendError, "expected one of reference, .*got 'nope'"),
-        ({"page_size": 7}, ConfigError, r"page_size: expected one of \(1, 16, 32, 64, 128\), got 7"),
+        (
+            {"page_size": 7},
+            ConfigError,
+            r"page_size: expected one of \(1, 16, 32, 64, 128\), got 7",
+        ),
         ({"max_context": 8192}, ConfigError, "max_context: expected at most 4096"),
     ],
 )
@@ -348,7 +353,7 @@ def test_a_drafter_of_another_target_is_refused():
         ([[1], []], {}, "prompt: expected at least one token"),
         ([[1, VOCAB]], {}, f"expected token ids in 0..{VOCAB - 1}, got {VOCAB}"),
         ([[-1]], {}, "got -1"),
-        ([[1]], {"max_new_tokens": 0}, "max_new_tokens: expected at least 1"),
+        ([[1]], {"max_new_tokens": 0}, "max_new_tokens: expected an integer >= 1"),
         ([[1]], {"max_new_tokens": 256}, r"expected at most 256, got 1 \+ 256"),
         ([[1]], {"temperature": -0.5}, "temperature"),
         ([[1]], {"seed": [1, 2]}, "seed: expected one"),
