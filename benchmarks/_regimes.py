@@ -46,6 +46,16 @@ class StepAxes:
 
 
 @dataclass(frozen=True, slots=True)
+class GenerationAxes:
+    """The axes of `generation.Generation`, in the order of its parameters."""
+
+    texts: list[str]
+    modes: list[str]
+    temperatures: list[float]
+    cache_layouts: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionAxes:
     """The axes of `attention.TreeAttention`, in the order of its parameters."""
 
@@ -80,13 +90,13 @@ def step_axes(profile: Profile, device: str) -> StepAxes:
     if device == "cuda":
         return StepAxes(
             context_tokens=[1024, 4096, 16384, 65536] if full else [1024, 16384],
-            page_sizes=[1, 16, 64] if full else [64],
+            page_sizes=[1, 16, 32, 64, 128] if full else [64],
             commit_lengths=[1, 4, 8] if full else [1, 8],
             attention_backends=["triton_serial", "triton_split"] if full else ["triton_split"],
         )
     return StepAxes(
         context_tokens=[256, 512, 1024, 2048, 4096] if full else [256, 512, 1024, 2048],
-        page_sizes=[1, 16, 64] if full else [1, 16],
+        page_sizes=[1, 16, 32, 64, 128] if full else [1, 16],
         commit_lengths=[1, 4, 8] if full else [1, 8],
         attention_backends=["reference"],
     )
@@ -104,19 +114,39 @@ def attention_axes(profile: Profile, device: str) -> AttentionAxes:
         return AttentionAxes(
             context_tokens=sorted([*contexts, 4096, 32768, 131072]) if full else contexts,
             attention_backends=["triton_serial", "triton_split"],
-            page_sizes=[1, 16, 64] if full else [1],
+            page_sizes=[1, 16, 32, 64, 128] if full else [1],
         )
     return AttentionAxes(
         context_tokens=[1024, 2048, 4096, 8192] if full else [1024, 4096],
         attention_backends=["reference"],
-        page_sizes=[1, 16, 64] if full else [1, 64],
+        page_sizes=[1, 16, 32, 64, 128] if full else [1, 64],
     )
+
+
+def generation_axes(profile: Profile) -> GenerationAxes:
+    """Return the axes of the generation suite; they do not depend on the device.
+
+    The cases of `quick` are the two texts whose commit lengths lie farthest apart.
+    """
+    if profile.name == "full":
+        return GenerationAxes(
+            texts=["predictable", "code", "prose"],
+            modes=["ddtree", "dflash", "ar"],
+            temperatures=[0.0, 1.0],
+            cache_layouts=["paged", "hybrid"],
+        )
+    return GenerationAxes(["predictable", "prose"], ["ddtree"], [0.0], ["paged"])
 
 
 def tree_axes(profile: Profile) -> TreeAxes:
     """Return the node budgets of the tree suites; they do not depend on the device."""
     if profile.name == "full":
-        return TreeAxes([8, 16, 64, 256, 512], [16, 64, 512], [16, 64, 512], [1, 16, 64])
+        return TreeAxes(
+            build_budgets=[8, 16, 64, 256, 512],
+            accept_budgets=[16, 64, 512],
+            compact_budgets=[16, 64, 512],
+            page_sizes=[1, 16, 32, 64, 128],
+        )
     return TreeAxes([64], [64], [64], [16])
 
 

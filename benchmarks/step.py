@@ -1,8 +1,10 @@
-"""One step of the engine on the `tiny` model, over context, page size and commit regime.
+"""One step of the engine on the trained `tiny` pair, over context, page size and commit regime.
 
-The drafter is planted: its whole forward runs, then its logits are steered so that every step
-commits exactly `commit_length` tokens of the target's own continuation. All samples of a case time
-the same step again, from a snapshot. float32, so that rounding does not decide the next token.
+The prompt is random bytes, on which no drafter could choose its commit length: it is planted. Its
+whole forward runs, then its logits are steered so that every step commits exactly `commit_length`
+tokens of the target's own continuation (`generation.py` lets the text decide). All samples of a
+case time the same step again, from a snapshot. float32, so that rounding does not decide the next
+token.
 
 Stage times come from a few steps of their own before the samples: an observer waits for the device
 at both ends of a stage, so stages may sum to more than the step.
@@ -30,7 +32,7 @@ AXES = step_axes(PROFILE, DEVICE)
 class Step(_Suite):
     """Draft, build, verify and commit once for one sequence of `context_tokens` committed rows."""
 
-    version = "1"
+    version = "2"  # 1 was a smaller pair with random weights
     params: ClassVar[tuple[list[int], list[int], list[int], list[str]]] = (
         AXES.context_tokens,
         AXES.page_sizes,

@@ -20,13 +20,17 @@ from benchmarks._regimes import (
     PROFILES,
     UnknownProfileError,
     attention_axes,
+    generation_axes,
     profile_named,
     step_axes,
     tree_axes,
 )
 from benchmarks._suite import CaseFacts, SuiteError, WallClock, _Suite
+from benchmarks.generation import NEW_TOKENS, Generation
 from benchmarks.step import Step
 from benchmarks.tree import Accept, Build, Compact
+from engine.config import CACHE_LAYOUTS, MODES, PAGE_SIZES
+from engine.presets import TEXTS
 
 ROOT = Path(__file__).parent.parent
 MOST_QUICK_CASES = 25
@@ -64,7 +68,7 @@ class Sleeper(_Suite):
 
 @pytest.fixture(autouse=True)
 def sidecars(tmp_path, monkeypatch):
-    for module in ("_suite", "_ceilings", "step", "tree"):
+    for module in ("_suite", "_ceilings", "generation", "step", "tree"):
         monkeypatch.setattr(f"benchmarks.{module}.DEVICE", "cpu")  # also where there is a GPU
     for name in ("RUN_ID", "COMMIT", "MACHINE", "PROFILE"):
         monkeypatch.delenv(f"DDTREE_BENCH_{name}", raising=False)
@@ -125,7 +129,8 @@ def num_cases(cls):
 def test_the_quick_profile_is_quick():
     counts = {cls._benchmark: num_cases(cls) for cls in suites()}
 
-    assert {"step.Step.time_step", "tree.Build.time_build"} <= counts.keys()
+    known = {"step.Step.time_step", "tree.Build.time_build", "generation.Generation.time_generate"}
+    assert known <= counts.keys()
     assert sum(counts.values()) <= MOST_QUICK_CASES, counts
 
 
@@ -135,6 +140,7 @@ def test_quick_visits_a_part_of_what_full_visits(device):
     pairs = [
         (step_axes(quick, device), step_axes(full, device)),
         (attention_axes(quick, device), attention_axes(full, device)),
+        (generation_axes(quick), generation_axes(full)),
         (tree_axes(quick), tree_axes(full)),
     ]
     for few, many in pairs:
@@ -145,7 +151,7 @@ def test_quick_visits_a_part_of_what_full_visits(device):
 
 def test_quick_is_quick_on_a_gpu_too():
     quick = PROFILES["quick"]
-    axes = [step_axes(quick, "cuda"), attention_axes(quick, "cuda")]
+    axes = [step_axes(quick, "cuda"), attention_axes(quick, "cuda"), generation_axes(quick)]
     counts = [math.prod(len(getattr(one, name)) for name in one.__slots__) for one in axes]
     trees = sum(num_cases(cls) for cls in (Build, Accept, Compact))
 
@@ -156,6 +162,17 @@ def test_a_line_can_be_fitted_over_the_contexts_of_every_profile():
     for profile in PROFILES.values():
         assert len(step_axes(profile, "cpu").context_tokens) >= 4
         assert len(attention_axes(profile, "cuda").context_tokens) >= 4
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_full_visits_all_that_an_engine_can_be_told(device):
+    full = PROFILES["full"]
+    text = generation_axes(full)
+
+    for axes in (step_axes(full, device), attention_axes(full, device), tree_axes(full)):
+        assert tuple(axes.page_sizes) == PAGE_SIZES
+    assert (tuple(text.texts), set(text.modes)) == (TEXTS, set(MODES))
+    assert tuple(text.cache_layouts) == CACHE_LAYOUTS
 
 
 def test_an_unknown_profile_is_refused():
@@ -318,6 +335,56 @@ def test_a_step_outside_its_regime_is_refused():
         suite.facts()
 
 
+def test_every_sample_of_a_text_decodes_the_same_tokens():
+    params = ("prose", "ddtree", 1.0, "paged")
+    suite = Generation()
+    suite.build(*params)
+    texts = set()
+    for _ in range(3):
+        suite.reset()
+        suite.time_generate(*params)
+        texts.add(suite.batch.sequences[0].new_token_ids)
+
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_modes_and_layouts_of_a_text_differ_in_their_steps_and_not_in_their_tokens(temperature):
+    texts, lengths = set(), {}
+    for mode, cache_layout in (*((mode, "paged") for mode in MODES), ("ddtree", "hybrid")):
+        suite = Generation()
+        suite.build("code", mode, temperature, cache_layout)
+        suite.time_generate("code", mode, temperature, cache_layout)
+        texts.add(suite.batch.sequences[0].new_token_ids[:NEW_TOKENS])
+        lengths[mode, cache_layout] = len(suite.batch.sequences[0].commit_lengths)
+
+    assert len(texts) == 1
+    assert lengths["ddtree", "paged"] == lengths["ddtree", "hybrid"] < lengths["ar", "paged"]
+    assert lengths["ar", "paged"] == NEW_TOKENS
+
+
+def test_the_text_decides_how_much_a_step_commits():
+    facts = {}
+    for text in ("predictable", "prose"):
+        suite = Generation()
+        suite.build(text, "ddtree", 0.0, "paged")
+        facts[text] = suite.facts()
+
+    assert facts["predictable"].commit_length > 1.5 * facts["prose"].commit_length
+    assert facts["predictable"].bytes < facts["prose"].bytes  # fewer steps read the weights
+
+
+def test_a_sample_of_decoding_without_drafts_reads_no_drafter():
+    suite = Generation()
+    suite.build("prose", "ar", 0.0, "paged")
+    facts = suite.facts()
+    latent_row = 4 * (64 + 16) * 4  # layers of kv_lora_rank and rope elements of four bytes
+
+    assert facts.commit_length == 1.0
+    assert facts.context_tokens == 256
+    assert facts.kv_bytes == latent_row * sum(range(256, 256 + NEW_TOKENS))
+
+
 def test_the_walk_goes_to_the_deepest_node():
     suite = Accept()
     suite.build(16)
@@ -361,8 +428,8 @@ def test_asv_finds_these_suites_and_its_samples_are_the_sidecars(sidecars, tmp_p
     runner("run", folder, "tree.Accept.time_accept-0", "{}", "None", "result.json")
 
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
-    assert {case["name"] for case in found} == {cls._benchmark for cls in suites()}
-    assert {case["version"] for case in found} == {"1"}
+    versions = {cls._benchmark: cls.version for cls in suites()}
+    assert {case["name"]: case["version"] for case in found} == versions
     result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     (line,) = lines(sidecars)
     assert line["samples_s"] == pytest.approx(result["samples"], rel=1e-6)
