@@ -28,7 +28,7 @@ SHARED_LIMIT = {90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB}  # opt-in shared m
 STACK_LIMIT = 32  # bytes a thread; a few registers at a loop's edge, nothing a tile spills
 # The wide tiles spill and were still the fastest of ten shapes tried on an H200; the same tiles with
 # 8 warps spill nothing and were slower there.
-SPILLS = {("split_kernel", 90, 64): 640, ("split_kernel", 100, 64): 640}
+SPILLS = {("split_kernel", arch, page_size): 640 for arch in (90, 100) for page_size in (64, 128)}
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 ELEMENTS = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 POINTERS = {  # others point to rows
@@ -37,6 +37,10 @@ POINTERS = {  # others point to rows
 }
 ALIGNED = ("stride_q", "stride_page", "stride_row", "stride_tree", "stride_out")
 EVERY_ARCH = pytest.mark.parametrize("arch", SHARED_LIMIT, ids=lambda arch: f"sm_{arch}")
+
+
+def per_head(problem, arch):
+    return tiles.per_head(problem)
 
 
 def production_problem(dtype, page_size):
@@ -77,28 +81,33 @@ def stack_bytes(cubin, folder):
 
 @EVERY_ARCH
 @pytest.mark.parametrize(
-    ("kernel", "sizes", "dtype", "page_size"),
+    ("kernel", "sizes", "dtype", "page_size", "is_hybrid"),
     [
-        (
-            triton_serial.serial_kernel,
-            lambda problem, _: tiles.per_head(problem),
-            torch.bfloat16,
-            64,
-        ),
-        (triton_split.split_kernel, triton_split.packed, torch.bfloat16, 1),
-        (triton_split.split_kernel, triton_split.packed, torch.bfloat16, 64),
-        (triton_split.split_kernel, triton_split.packed, torch.float32, 16),
+        (triton_serial.serial_kernel, per_head, torch.bfloat16, 64, False),
+        (triton_serial.serial_kernel, per_head, torch.bfloat16, 128, True),
+        (triton_split.split_kernel, triton_split.packed, torch.bfloat16, 1, False),
+        (triton_split.split_kernel, triton_split.packed, torch.bfloat16, 64, False),
+        (triton_split.split_kernel, triton_split.packed, torch.bfloat16, 64, True),
+        (triton_split.split_kernel, triton_split.packed, torch.bfloat16, 128, False),
+        (triton_split.split_kernel, triton_split.packed, torch.bfloat16, 128, True),
+        (triton_split.split_kernel, triton_split.packed, torch.float32, 16, False),
     ],
     ids=[
         "serial-bfloat16-page64",
+        "serial-bfloat16-page128-hybrid",
         "split-bfloat16-page1",
         "split-bfloat16-page64",
+        "split-bfloat16-page64-hybrid",
+        "split-bfloat16-page128",
+        "split-bfloat16-page128-hybrid",
         "split-float32-page16",
     ],
 )
-def test_attention_kernel_fits_the_machine(arch, kernel, sizes, dtype, page_size, tmp_path):
+def test_attention_kernel_fits_the_machine(
+    arch, kernel, sizes, dtype, page_size, is_hybrid, tmp_path
+):
     problem = production_problem(dtype, page_size)
-    meta = sizes(problem, arch) | {"PAGE_SIZE": page_size, "HYBRID": False}
+    meta = sizes(problem, arch) | {"PAGE_SIZE": page_size, "HYBRID": is_hybrid}
 
     shared, stack = resources(kernel, meta, arch, dtype, tmp_path)
 

@@ -70,6 +70,7 @@ def per_head(problem: Problem) -> dict[str, int]:
         "ROPE_DIM": problem.rope_dim,
         "SCORE_DIMS": FLOAT32_SCORE_DIMS if wide else problem.value_dim,
         "READ_ONCE": False,
+        "TREE_STAGES": NUM_STAGES,
         "num_warps": NUM_WARPS,
         "num_stages": NUM_STAGES,
     }
@@ -218,7 +219,7 @@ def walk(
     stride_page, stride_row, stride_tree_row, stride_bits_token,
     PAGE_SIZE: tl.constexpr, HYBRID: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr, VALUE_DIM: tl.constexpr, ROPE_DIM: tl.constexpr,
-    SCORE_DIMS: tl.constexpr, READ_ONCE: tl.constexpr,
+    SCORE_DIMS: tl.constexpr, READ_ONCE: tl.constexpr, TREE_STAGES: tl.constexpr,
 ):  # fmt: skip
     """Attend the rows to tiles [first_tile, last_tile): the committed ones, then the tree's."""
     token_live = tokens < tree_size
@@ -255,7 +256,7 @@ def walk(
                 peak, total, acc, VALUE_DIM, ROPE_DIM, SCORE_DIMS,
             )  # fmt: skip
 
-    for tile in range(tl.maximum(first_tile, context_tiles), last_tile):
+    for tile in tl.range(tl.maximum(first_tile, context_tiles), last_tile, num_stages=TREE_STAGES):
         columns = (tile - context_tiles) * BLOCK_KEYS + lanes
         live = columns < tree_size
         visible = ancestors(bits_ptr, tokens, token_live, columns, live, stride_bits_token)

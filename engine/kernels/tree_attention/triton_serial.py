@@ -42,7 +42,7 @@ def serial_kernel(
     stride_lse_sequence, stride_lse_token, stride_lse_head,
     PAGE_SIZE: tl.constexpr, HYBRID: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr, VALUE_DIM: tl.constexpr, ROPE_DIM: tl.constexpr,
-    SCORE_DIMS: tl.constexpr, READ_ONCE: tl.constexpr,
+    SCORE_DIMS: tl.constexpr, READ_ONCE: tl.constexpr, TREE_STAGES: tl.constexpr,
 ):  # fmt: skip
     """Write out and lse of one block of tokens, for one head of one sequence."""
     sequence = tl.program_id(0).to(tl.int64)
@@ -60,7 +60,7 @@ def serial_kernel(
         context_len, tree_size, 0, num_tiles, scale,
         stride_page, stride_row, stride_tree_row, stride_bits_token,
         PAGE_SIZE, HYBRID, BLOCK_ROWS, BLOCK_KEYS, VALUE_DIM, ROPE_DIM,
-        SCORE_DIMS, READ_ONCE,
+        SCORE_DIMS, READ_ONCE, TREE_STAGES,
     )  # fmt: skip
 
     stored = tokens < T

@@ -31,11 +31,24 @@ if TYPE_CHECKING:
     from engine.kernels.tree_attention.problem import Problem
 
 PROGRAMS_PER_SM = 2  # resident at once at D = 576 in bf16
-# Rows and keys of a tile of packed rows, warps, stages. The first was the fastest of ten shapes on
-# an H200 for 72, 264 and 520 rows; its two stages need 147 KB, so cards with 99 KB get the second,
-# the largest that does not spill there.
-WIDE_TILES = {"BLOCK_ROWS": 16, "BLOCK_KEYS": 64, "num_warps": 4, "num_stages": 2}
-NARROW_TILES = {"BLOCK_ROWS": 32, "BLOCK_KEYS": 32, "num_warps": 8, "num_stages": 3}
+# Rows and keys of a tile of packed rows, stages of the loop over the tree, warps, stages of the one
+# over the prefix. The first was the fastest of ten shapes on an H200 for 72, 264 and 520 rows; its
+# two stages need 147 KB, so cards with 99 KB get the second, the largest that does not spill there:
+# with three stages over a tree in a scratch it would take 118 KB.
+WIDE_TILES = {
+    "BLOCK_ROWS": 16,
+    "BLOCK_KEYS": 64,
+    "TREE_STAGES": 2,
+    "num_warps": 4,
+    "num_stages": 2,
+}
+NARROW_TILES = {
+    "BLOCK_ROWS": 32,
+    "BLOCK_KEYS": 32,
+    "TREE_STAGES": 2,
+    "num_warps": 8,
+    "num_stages": 3,
+}
 WIDE_ARCHS = (90, 100)  # sm_90, sm_100
 MIN_SPLIT_ROWS = 2 * tiles.BLOCK_KEYS  # below this a split costs more in merging than it saves
 MERGE_WARPS = 4
@@ -62,7 +75,7 @@ def split_kernel(
     stride_tree_sequence, stride_tree_row,
     PAGE_SIZE: tl.constexpr, HYBRID: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr, VALUE_DIM: tl.constexpr, ROPE_DIM: tl.constexpr,
-    SCORE_DIMS: tl.constexpr, READ_ONCE: tl.constexpr,
+    SCORE_DIMS: tl.constexpr, READ_ONCE: tl.constexpr, TREE_STAGES: tl.constexpr,
 ):  # fmt: skip
     """Write the partial result of one split, for one block of rows of one sequence."""
     sequence = tl.program_id(0).to(tl.int64)
@@ -87,7 +100,7 @@ def split_kernel(
         context_len, tree_size, first_tile, last_tile, scale,
         stride_page, stride_row, stride_tree_row, stride_bits_token,
         PAGE_SIZE, HYBRID, BLOCK_ROWS, BLOCK_KEYS, VALUE_DIM, ROPE_DIM,
-        SCORE_DIMS, READ_ONCE,
+        SCORE_DIMS, READ_ONCE, TREE_STAGES,
     )  # fmt: skip
 
     stored = tokens < T
