@@ -80,8 +80,10 @@ class StepBatch:
         features = drafter.extend(self.context, self.pending)
         self.pending = None
         if self.cache.shape.feature_dim:
-            spans = zip(self.seqs, before, self.context.lengths, strict=True)
-            slots = [self.cache.slots(seq, torch.arange(*span)) for seq, *span in spans]
+            spans = map(range, before, self.context.lengths)
+            added = zip(self.seqs, spans, strict=True)
+            # A sequence that adds no row may not have begun in the cache.
+            slots = [self.cache.slots(seq, span) for seq, span in added if span]
             self.cache.write_features(torch.cat(slots), features)
 
     def publish(self, index: int, num_tokens: int) -> None:
@@ -104,7 +106,8 @@ class StepBatch:
         Raises
         ------
         RequestError
-            The snapshot is of other sequences: of another batch, or from before some left.
+            The snapshot is of other sequences, from before some left, or of steps that an earlier
+            rewind took back.
         CacheError
             So many rows came since that the drafter's sliding layers have lost theirs.
         """
@@ -112,6 +115,11 @@ class StepBatch:
             raise RequestError(
                 f"snapshot: expected one of sequences {self.seqs}, got {snapshot.seqs} "
                 "(released rows cannot come back)"
+            )
+        if not all(map(SequenceState.has_passed, self.sequences, snapshot.marks)):
+            raise RequestError(
+                f"snapshot: expected a point on the way of {self.seqs}, got one that was taken "
+                "back (its rows are gone)"
             )
         if self.context is not None:
             self.context.rewind(snapshot.context_lengths)

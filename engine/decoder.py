@@ -14,6 +14,7 @@ clocks; between two steps all state is in the `StepBatch` and in the cache that 
 """
 
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -32,14 +33,15 @@ from engine.draft_tree import (
     root_tree,
 )
 from engine.drafter import DraftModel, TapRows, check_pair
-from engine.errors import ConfigError, EngineError, RequestError
+from engine.errors import ConfigError, RequestError
 from engine.kernels import OPS
 from engine.kv_cache import CacheShape, LatentCache
 from engine.observer import StageObserver, stage
-from engine.prefill import Prefill
+from engine.page_pool import upload
+from engine.prefill import Prefill, check_prompts, check_stops, new_sequences
 from engine.sampling import GREEDY, Sampling, check_integer, choose_tokens, chosen_log_probs
-from engine.sequence import Generation, SequenceState, cut_at_stop
-from engine.target import Target, check_tokens
+from engine.sequence import Generation, SequenceState
+from engine.target import Target
 from engine.verify import plan_pass
 
 
@@ -140,17 +142,18 @@ class Engine:
             raise RequestError(
                 f"temperature: expected none beside a Sampling, got {temperature!r} (it has one)"
             )
-        sampling = sampling or Sampling(temperature=temperature or 0.0)
+        if sampling is None:
+            sampling = GREEDY if temperature is None else Sampling(temperature=temperature)
         check_integer("max_new_tokens", max_new_tokens, least=1, reason="nothing to generate")
-        self._check_prompts(prompts, max_new_tokens)
-        batch = self.prefill(prompts, sampling=sampling, seed=seed)
+        check_stops(stop_token_ids, self.target.config.vocab_size)
+        batch = self._begin(prompts, sampling, seed, max_new_tokens)
         finished: dict[int, Generation] = {}
         try:
             while batch.sequences:
                 self.step(batch)
                 going = []
                 for index, sequence in enumerate(batch.sequences):
-                    generation = _finish(sequence, stop_token_ids, max_new_tokens)
+                    generation = sequence.finished(stop_token_ids, max_new_tokens)
                     if generation is None:
                         going.append(index)
                         continue
@@ -162,7 +165,17 @@ class Engine:
         return [finished[index] for index in range(len(prompts))]
 
     def step(self, batch: StepBatch) -> StepResult:
-        """Run one step: draft, build, verify, commit."""
+        """Run one step: draft, build, verify, commit.
+
+        Raises
+        ------
+        RequestError
+            No sequence is left in the batch.
+        OutOfPagesError
+            The pool is too small; the batch is as it was.
+        """
+        if not batch.sequences:
+            raise RequestError("batch: expected at least one sequence, got none (all released)")
         draft_logits = self.draft(batch)
         trees = self.build(batch, draft_logits)
         verified = self.verify(batch, trees)
@@ -191,7 +204,7 @@ class Engine:
         if draft_logits is None:
             return [root_tree(root) for root in roots]
         build_tree = chain_tree if self.config.mode == "dflash" else build_draft_tree
-        most = self._most_nodes(len(roots))
+        most = self.most_nodes(len(roots))
         trees = [
             build_tree(logits, root_token=root, node_budget=most)
             for root, logits in zip(roots, draft_logits, strict=True)
@@ -237,7 +250,7 @@ class Engine:
             tap_rows += [verified.offsets[n] + node for node in kept]
             appended.append(tokens)
         if batch.context is not None:
-            chosen = torch.tensor(tap_rows, device=verified.taps.device)
+            chosen = upload(torch.tensor(tap_rows), verified.taps.device)
             counts = tuple(acceptance.commit_length for acceptance in accepted)
             batch.pending = TapRows(verified.taps.index_select(0, chosen), counts)
         return tuple(appended)
@@ -254,26 +267,7 @@ class Engine:
         The last token of a prompt is its first root. Errors are as in `generate`; the batch holds
         its pages until `release`.
         """
-        self._check_prompts(prompts, 0)
-        seeds = [seed] * len(prompts) if isinstance(seed, int) else list(seed)
-        if len(seeds) != len(prompts):
-            raise RequestError(
-                f"seed: expected one, or one for each of {len(prompts)} prompts, got {len(seeds)} "
-                "(the noise of a sequence is its own)"
-            )
-        first = self._num_seqs
-        sequences = [
-            SequenceState(first + n, list(prompt), len(prompt), seed=seeds[n], sampling=sampling)
-            for n, prompt in enumerate(prompts)
-        ]
-        self._num_seqs += len(prompts)
-        batch = self._new_batch(sequences, sampling)
-        try:
-            Prefill(self.target, self.drafter, self.config)(batch)
-        except EngineError:
-            batch.keep([])
-            raise
-        return batch
+        return self._begin(prompts, sampling, seed, 0)
 
     def snapshot(self, batch: StepBatch) -> Snapshot:
         """Return the present point of `batch`; nothing is copied."""
@@ -289,20 +283,53 @@ class Engine:
             batch.publish(index, sequence.committed_length)
         batch.keep([])
 
+    def most_nodes(self, num_seqs: int) -> int:
+        """Return how many draft nodes one tree can have in a batch of `num_seqs`."""
+        if self.drafter is None:
+            return 0
+        most = tree_budget(self.config.budget_policy, self.config.node_budget, num_seqs)
+        return min(most, self.drafter.config.horizon) if self.config.mode == "dflash" else most
+
+    def _begin(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seed: int | Sequence[int],
+        max_new_tokens: int,
+    ) -> StepBatch:
+        """Check, make a batch and prefill it; whatever happens on the way, no page is lost."""
+        if not isinstance(sampling, Sampling):
+            raise RequestError(
+                f"sampling: expected a Sampling, got {sampling!r} (how tokens are chosen)"
+            )
+        vocab_size, max_context = self.target.config.vocab_size, self.config.max_context
+        check_prompts(prompts, vocab_size, max_context, max_new_tokens=max_new_tokens)
+        sequences = new_sequences(prompts, self._num_seqs, sampling=sampling, seed=seed)
+        self._num_seqs += len(prompts)
+        batch = self._new_batch(sequences, sampling)
+        with ExitStack() as on_failure:
+            on_failure.callback(batch.keep, [])
+            Prefill(self.target, self.drafter, self.config)(batch)
+            on_failure.pop_all()
+        return batch
+
     def _new_batch(self, sequences: list[SequenceState], sampling: Sampling) -> StepBatch:
         count, context, scratch = len(sequences), None, None
         if self.drafter is not None:
             context = self.drafter.new_context(count, max_context=self.config.drafter_context)
         cache = self._cache_for(count)
         if self.config.cache_layout == "hybrid":
-            scratch = cache.new_scratch(count, 1 + self._most_nodes(count))
+            scratch = cache.new_scratch(count, 1 + self.most_nodes(count))
         return StepBatch(sequences, sampling, cache, sequences[0].seq, context, scratch)
 
     def _cache_for(self, num_seqs: int) -> LatentCache:
         """Return the cache; one whose size is the engine's own business has room for all."""
         config, live = self.config, 0 if self.cache is None else len(self.cache.sequences)
-        longest = -(-(config.max_context + self._most_nodes(num_seqs)) // config.page_size)
-        wanted = (live + num_seqs) * longest
+        # A live sequence may be of a larger batch, with a larger share in its nodes, than this one.
+        ahead = self.most_nodes(live + num_seqs)
+        if self.drafter is not None and config.cache_layout == "hybrid":
+            ahead = min(ahead, self.drafter.config.horizon)  # pages get the accepted path only
+        wanted = (live + num_seqs) * -(-(config.max_context + ahead) // config.page_size)
         if self.cache is None:
             self.cache = self._new_cache(config.num_pages or wanted)
         elif config.num_pages is None and wanted > self.cache.shape.num_pages:
@@ -326,21 +353,6 @@ class Engine:
             fill=self.page_fill,
             reuse_prefixes=config.prefix_reuse,
         )
-
-    def _most_nodes(self, num_seqs: int) -> int:
-        """Return how many draft nodes one tree can have in a batch of `num_seqs`."""
-        return tree_budget(self.config.budget_policy, self.config.node_budget, num_seqs)
-
-    def _check_prompts(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
-        if not prompts:
-            raise RequestError("prompts: expected at least one, got none (an empty batch)")
-        for prompt in prompts:
-            check_tokens(prompt, self.target.config.vocab_size)
-            if len(prompt) + max_new_tokens > self.config.max_context:
-                raise RequestError(
-                    f"prompt and new tokens: expected at most {self.config.max_context}, got "
-                    f"{len(prompt)} + {max_new_tokens} (max_context of the engine)"
-                )
 
 
 def _check_parts(target: Target, drafter: DraftModel | None, config: EngineConfig) -> None:
@@ -372,21 +384,3 @@ def _appended(tree: DraftTree, acceptance: Acceptance) -> tuple[int, ...]:
     """Return the tokens a step appends: those of the accepted path, then the bonus token."""
     path = acceptance.path.long()
     return (*tree.token_ids.index_select(0, path).tolist(), acceptance.bonus_token)
-
-
-def _finish(
-    sequence: SequenceState, stop_token_ids: Collection[int], max_new_tokens: int
-) -> Generation | None:
-    """Return what is handed out if the last step ended the sequence, cut where it ended."""
-    before = len(sequence.new_token_ids) - sequence.commit_lengths[-1]
-    last = sequence.new_token_ids[before:]
-    cut = cut_at_stop(last, stop_token_ids, room=max_new_tokens - before)
-    if cut.finish_reason is None:
-        return None
-    kept = before + cut.num_tokens
-    return Generation(
-        token_ids=sequence.new_token_ids[:kept],
-        commit_lengths=tuple(sequence.commit_lengths),
-        logprobs=tuple(sequence.logprobs[:kept]),
-        finish_reason=cut.finish_reason,
-    )

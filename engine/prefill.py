@@ -1,4 +1,4 @@
-"""What happens to a prompt before its first step: pages of earlier prompts, then chunks.
+"""What happens to a prompt before its first step: checks, pages of earlier prompts, then chunks.
 
 Every token of a prompt but the last gets its row in the cache and in the drafter's context. Where
 an earlier sequence began alike, its whole pages are shared and only the drafter's rows are made
@@ -6,12 +6,16 @@ again, from the features kept beside the pages. The rest runs in chunks, each a 
 certain.
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from engine.batch import StepBatch
 from engine.config import EngineConfig
 from engine.drafter import DraftModel, TapRows
-from engine.target import Target
+from engine.errors import RequestError
+from engine.sampling import Sampling, check_integer, check_seed
+from engine.sequence import SequenceState
+from engine.target import Target, check_tokens
 from engine.verify import append_chain
 
 
@@ -56,6 +60,65 @@ class Prefill:
         features = batch.cache.gather_features(batch.sequences[index].seq, first, length)
         counts = _counts(batch, index, length - first)
         self.drafter.extend_features(batch.context, features, counts)
+
+
+def check_prompts(
+    prompts: Sequence[object], vocab_size: int, max_context: int, *, max_new_tokens: int = 0
+) -> None:
+    """Refuse prompts that are no token ids or leave no room for what follows: `RequestError`."""
+    if len(prompts) == 0:
+        raise RequestError("prompts: expected at least one, got none (an empty batch)")
+    for prompt in prompts:
+        if not isinstance(prompt, Collection):
+            raise RequestError(
+                f"prompt: expected token ids, got {prompt!r} (prompts are a sequence of prompts, "
+                "also if there is one)"
+            )
+        check_tokens(list(prompt), vocab_size)
+        if len(prompt) + max_new_tokens > max_context:
+            raise RequestError(
+                f"prompt and new tokens: expected at most {max_context}, got "
+                f"{len(prompt)} + {max_new_tokens} (max_context of the engine)"
+            )
+
+
+def check_stops(token_ids: object, vocab_size: int) -> None:
+    """Refuse stop tokens that the target can never say with a `RequestError`."""
+    if not isinstance(token_ids, Collection):
+        raise RequestError(
+            f"stop_token_ids: expected a collection, got {token_ids!r} (also if there is one)"
+        )
+    for token in token_ids:
+        reason = "a token of the target's vocabulary"
+        check_integer("stop_token_ids", token, least=0, most=vocab_size - 1, reason=reason)
+
+
+def new_sequences(
+    prompts: Sequence[Sequence[int]],
+    first_seq: int,
+    *,
+    sampling: Sampling,
+    seed: int | Sequence[int],
+) -> list[SequenceState]:
+    """Return the sequences of prompts that were checked; `seed` is one, or one for each of them.
+
+    Raises
+    ------
+    RequestError
+        There is no seed for each prompt, or one is no int64.
+    """
+    if not isinstance(seed, Sequence):
+        check_seed(seed)
+    seeds = seed if isinstance(seed, Sequence) else [seed] * len(prompts)
+    if len(seeds) != len(prompts):
+        raise RequestError(
+            f"seed: expected one, or one for each of {len(prompts)} prompts, got {len(seeds)} "
+            "(the noise of a sequence is its own)"
+        )
+    return [
+        SequenceState(first_seq + n, list(map(int, prompt)), len(prompt), own_seed, sampling)
+        for n, (prompt, own_seed) in enumerate(zip(prompts, seeds, strict=True))
+    ]
 
 
 def _counts(batch: StepBatch, index: int, count: int) -> tuple[int, ...]:

@@ -97,9 +97,30 @@ class SequenceState:
         self.logprobs.extend(logprobs)
         self.commit_lengths.append(len(token_ids))
 
+    def finished(self, stop_token_ids: Collection[int], max_new_tokens: int) -> Generation | None:
+        """Return what is handed out if the last step ended the sequence, cut where it ended."""
+        before = len(self.new_token_ids) - self.commit_lengths[-1]
+        last = self.new_token_ids[before:]
+        cut = cut_at_stop(last, stop_token_ids, room=max_new_tokens - before)
+        if cut.finish_reason is None:
+            return None
+        kept = before + cut.num_tokens
+        return Generation(
+            token_ids=self.new_token_ids[:kept],
+            commit_lengths=tuple(self.commit_lengths),
+            logprobs=tuple(self.logprobs[:kept]),
+            finish_reason=cut.finish_reason,
+        )
+
     def mark(self) -> SequenceMark:
         """Return the present point, to come back to with `rewind`."""
         return SequenceMark(len(self.token_ids), len(self.logprobs), len(self.commit_lengths))
+
+    def has_passed(self, mark: SequenceMark) -> bool:
+        """Return whether `mark` is a point on the way here, none that a rewind took back."""
+        steps = self.commit_lengths[: mark.num_steps]
+        num_tokens = self.prompt_length + sum(steps)
+        return (len(steps), num_tokens) == (mark.num_steps, mark.num_tokens)
 
     def rewind(self, mark: SequenceMark) -> None:
         """Forget all that was appended after `mark`."""

@@ -18,6 +18,7 @@ from engine.errors import RequestError
 from engine.layers import Rotary, Rotation, SwiGlu, linear, rms_norm, swiglu_shapes
 from engine.mla import AttentionPlan, Mla
 from engine.moe import Moe, Router
+from engine.page_pool import upload
 from engine.quantized import Weight, plain
 
 Shape = tuple[int, ...]
@@ -43,7 +44,7 @@ class PassRows:
     def repeat(self, values: Sequence[int]) -> Tensor:
         """Repeat one value of each sequence for all rows of its tree, [M] int64."""
         repeats = torch.tensor(self.tree_sizes)
-        return torch.tensor(values).repeat_interleave(repeats).to(self.token_ids.device)
+        return upload(torch.tensor(values).repeat_interleave(repeats), self.token_ids.device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

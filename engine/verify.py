@@ -15,6 +15,7 @@ from torch.nn import functional
 from engine.draft_tree import DraftTree
 from engine.kv_cache import LatentCache
 from engine.mla import AttentionPlan
+from engine.page_pool import upload
 from engine.target import PassRows, Target, TargetRows
 from engine.tree_scratch import TreeScratch
 
@@ -62,7 +63,9 @@ def plan_pass(
         cache.reserve(seq, tree.tree_size if scratch is None else longest_path)
     lengths = [cache.length(seq) for seq in seqs]
     device = cache.pages.device
-    positions = [n + tree.depths for n, tree in zip(lengths, trees, strict=True)]
+    tokens = torch.cat([tree.token_ids for tree in trees])
+    positions = torch.cat([n + tree.depths for n, tree in zip(lengths, trees, strict=True)])
+    rows = upload(torch.stack((tokens, positions.long())), device)
     attention = AttentionPlan(
         cache=cache,
         scratch=scratch,
@@ -70,16 +73,11 @@ def plan_pass(
         slots=_slots(cache, seqs, sizes, scratch),
         padded_index=_padded_index(sizes, device),
         page_table=cache.page_table(seqs),
-        context_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
-        ancestor_bits=_stack_bits(trees).to(device),
-        tree_sizes=torch.tensor(sizes, dtype=torch.int32, device=device),
+        context_lens=upload(torch.tensor(lengths, dtype=torch.int32), device),
+        ancestor_bits=upload(_stack_bits(trees), device),
+        tree_sizes=upload(torch.tensor(sizes, dtype=torch.int32), device),
     )
-    return PassRows(
-        token_ids=torch.cat([tree.token_ids for tree in trees]).to(device),
-        positions=torch.cat(positions).long().to(device),
-        attention=attention,
-        tree_sizes=tuple(sizes),
-    )
+    return PassRows(rows[0], rows[1], attention, tuple(sizes))
 
 
 def append_chain(
@@ -103,10 +101,9 @@ def _slots(
     """Return where the packed rows are written: in the cache, or in the scratch if there is one."""
     if scratch is None:
         spans = ((seq, cache.length(seq), size) for seq, size in zip(seqs, sizes, strict=True))
-        return torch.cat([cache.slots(seq, torch.arange(n, n + size)) for seq, n, size in spans])
-    starts = (n * scratch.shape.max_rows for n in range(len(sizes)))
-    parts = [torch.arange(n, n + size) for n, size in zip(starts, sizes, strict=True)]
-    return torch.cat(parts).to(cache.pages.device)
+        parts = [cache.slots(seq, range(n, n + size)) for seq, n, size in spans]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return _grid_index(sizes, scratch.shape.max_rows, cache.pages.device)
 
 
 def _padded_index(sizes: Sequence[int], device: torch.device) -> Tensor | None:
@@ -114,8 +111,13 @@ def _padded_index(sizes: Sequence[int], device: torch.device) -> Tensor | None:
     widest = max(sizes)
     if min(sizes) == widest:
         return None
-    parts = [torch.arange(n * widest, n * widest + size) for n, size in enumerate(sizes)]
-    return torch.cat(parts).to(device)
+    return _grid_index(sizes, widest, device)
+
+
+def _grid_index(sizes: Sequence[int], width: int, device: torch.device) -> Tensor:
+    """Return where packed rows lie in a grid of `width` rows for each tree."""
+    places = [n * width + row for n, size in enumerate(sizes) for row in range(size)]
+    return upload(torch.tensor(places), device)
 
 
 def _stack_bits(trees: Sequence[DraftTree]) -> Tensor:

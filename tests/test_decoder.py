@@ -1,75 +1,23 @@
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.decoder import Engine
 from engine.draft_tree import build_draft_tree
-from engine.drafter import TapRows
-from engine.errors import BackendError, ConfigError, OutOfPagesError, RequestError, ShapeError
-from engine.layers import Rotary
+from engine.errors import OutOfPagesError, RequestError, ShapeError
 from engine.observer import STAGES
-from engine.planted import PlantedDrafter, record_continuation
-from engine.presets import preset
+from engine.planted import record_continuation
 from engine.sampling import Sampling
 from engine.verify import chain, plan_pass
-
-MODELS = preset("nano", dtype=torch.float64, seed=1)
-TARGET = MODELS.target
-VOCAB = TARGET.config.vocab_size
-BLOCK = MODELS.drafter.config.block_size
-
-
-def prompt(length, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(VOCAB, (length,), generator=generator).tolist()
-
-
-def make_engine(drafter=MODELS.drafter, *, observer=None, **config):
-    config = EngineConfig(**({"node_budget": 24, "max_context": 256} | config))
-    return Engine(TARGET, drafter, config, observer=observer, page_fill=torch.nan)
-
-
-def planted(prompts, commit_length, num_tokens=60):
-    known = [record_continuation(TARGET, p, num_tokens) for p in prompts]
-    return PlantedDrafter(MODELS.drafter, known, commit_length)
-
-
-def naive_pass(token_ids):
-    """Latent rows of every layer and the residual stream after it, by the plain forward."""
-    positions = torch.arange(len(token_ids))
-    rotation = Rotary.of_target(TARGET.config, TARGET.device).at(positions, TARGET.dtype)
-    x = TARGET.embed_tokens[token_ids]
-    rows, streams = [], []
-    for layer in TARGET.layers:
-        normed = x * (x.square().mean(-1, keepdim=True) + layer.eps).rsqrt() * layer.input_layernorm
-        rows.append(layer.self_attn.latent_rows(normed, rotation))
-        x = layer.naive(x, rotation)
-        streams.append(x)
-    return rows, streams
-
-
-def assert_state_equals_recomputation(engine, batch):
-    """Cache rows, taps and drafter context of every sequence against one made from scratch."""
-    drafter = MODELS.drafter
-    if batch.pending is not None:
-        engine.drafter.extend(batch.context, batch.pending)
-        batch.pending = None
-    for n, sequence in enumerate(batch.sequences):
-        committed = sequence.committed_length
-        rows, streams = naive_pass(sequence.token_ids[:-1])
-        for layer, expected in enumerate(rows):
-            torch.testing.assert_close(
-                batch.cache.gather(layer, sequence.seq), expected, rtol=0, atol=1e-10
-            )
-        taps = torch.cat([streams[i] for i in drafter.config.target_layer_ids], dim=-1)
-        context = drafter.new_context(1)
-        drafter.extend(context, TapRows(taps, (committed,)))
-        assert batch.context.lengths[n] == committed
-        for layer in range(drafter.config.num_hidden_layers):
-            for kept in ("keys", "values"):
-                grown = getattr(batch.context, kept)[layer][n, :, :committed]
-                made = getattr(context, kept)[layer][0, :, :committed]
-                torch.testing.assert_close(grown, made, rtol=0, atol=1e-9)
+from tests.nano import (
+    BLOCK,
+    MODELS,
+    TARGET,
+    VOCAB,
+    assert_state_equals_recomputation,
+    make_engine,
+    naive_pass,
+    planted,
+    prompt,
+)
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 64])
@@ -255,6 +203,15 @@ def test_a_released_batch_holds_no_page():
     assert batch.sequences == []
 
 
+def test_a_batch_without_sequences_cannot_step():
+    engine = make_engine()
+    batch = engine.prefill([prompt(20)])
+    engine.release(batch)
+
+    with pytest.raises(RequestError, match="batch: expected at least one sequence"):
+        engine.step(batch)
+
+
 def test_a_step_without_pages_leaves_the_batch_as_it_was():
     text = prompt(17)
     engine = make_engine(page_size=16, num_pages=2)
@@ -322,47 +279,6 @@ def test_a_drafter_that_gives_nan_is_refused_and_not_decoded():
 
     with pytest.raises(ShapeError, match="draft_logits"):
         make_engine(Broken()).generate([prompt(3)], max_new_tokens=2)
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"attention_backend": "nope"}, BackendError, "expected one of reference, .*got 'nope'"),
-        (
-            {"page_size": 7},
-            ConfigError,
-            r"page_size: expected one of \(1, 16, 32, 64, 128\), got 7",
-        ),
-        ({"max_context": 8192}, ConfigError, "max_context: expected at most 4096"),
-    ],
-)
-def test_an_engine_that_cannot_be_is_refused_with_the_choices(changes, error, message):
-    with pytest.raises(error, match=message):
-        make_engine(**changes)
-
-
-def test_a_drafter_of_another_target_is_refused():
-    with pytest.raises(ConfigError, match="hidden_size"):
-        Engine(TARGET, preset("tiny").drafter, EngineConfig())
-
-
-@pytest.mark.parametrize(
-    ("prompts", "changes", "message"),
-    [
-        ([], {}, "prompts: expected at least one"),
-        ([[1], []], {}, "prompt: expected at least one token"),
-        ([[1, VOCAB]], {}, f"expected token ids in 0..{VOCAB - 1}, got {VOCAB}"),
-        ([[-1]], {}, "got -1"),
-        ([[1]], {"max_new_tokens": 0}, "max_new_tokens: expected an integer >= 1"),
-        ([[1]], {"max_new_tokens": 256}, r"expected at most 256, got 1 \+ 256"),
-        ([[1]], {"temperature": -0.5}, "temperature"),
-        ([[1]], {"seed": [1, 2]}, "seed: expected one"),
-        ([[1]], {"seed": 2**63}, "seed"),
-    ],
-)
-def test_a_request_that_cannot_be_served_is_refused(prompts, changes, message):
-    with pytest.raises(RequestError, match=message):
-        make_engine().generate(prompts, **({"max_new_tokens": 4} | changes))
 
 
 def test_a_text_may_fill_the_context_to_the_last_token():
