@@ -11,7 +11,6 @@ at both ends of a stage, so stages may sum to more than the step.
 """
 
 import statistics
-import time
 from collections import defaultdict
 from typing import ClassVar
 
@@ -22,6 +21,7 @@ from benchmarks._suite import CaseFacts, SuiteError, _Suite
 from engine import Engine, EngineConfig, PlantedDrafter, StepBatch, preset, step_bytes
 from engine.draft_tree import WORD_BITS
 from engine.kernels import launched_programs
+from engine.trace import StageClock
 
 NODE_BUDGET = 16
 OBSERVED_STEPS = 5
@@ -74,7 +74,7 @@ class Step(_Suite):
 
     def facts(self) -> CaseFacts:
         """Run some steps with an observer; refuse a case that is not in its commit regime."""
-        clock = StageClock()
+        clock = StageClock(self.engine.target.device)
         self.engine.observer = clock
         times: defaultdict[str, list[float]] = defaultdict(list)
         for _ in range(OBSERVED_STEPS):
@@ -125,29 +125,6 @@ class Step(_Suite):
         self.engine.step(self.batch)
 
 
-class StageClock:
-    """Wall time of each stage of the last step; on CUDA the device is idle at both ends."""
-
-    def __init__(self) -> None:
-        self._started_s = 0.0
-        self._seconds: dict[str, float] = {}
-
-    def start(self, stage: str) -> None:
-        """Wait for the device and begin the stage."""
-        del stage  # the engine names it again when it ends
-        _synchronize()
-        self._started_s = time.perf_counter()
-
-    def stop(self, stage: str) -> None:
-        """Wait for the device and end the stage."""
-        _synchronize()
-        self._seconds[stage] = time.perf_counter() - self._started_s
-
-    def seconds(self) -> dict[str, float]:
-        """Return the seconds of each stage of the step just finished."""
-        return dict(self._seconds)
-
-
 def _continue(engine: Engine, batch: StepBatch, num_tokens: int) -> list[int]:
     """Return at least `num_tokens` tokens of the target's greedy continuation; batch is as it was.
 
@@ -160,11 +137,6 @@ def _continue(engine: Engine, batch: StepBatch, num_tokens: int) -> list[int]:
         tokens += engine.step(batch).token_ids[0]
     engine.rewind(batch, start)
     return tokens
-
-
-def _synchronize() -> None:
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
 
 
 def _prompt(length: int) -> list[int]:

@@ -2,24 +2,40 @@
 
 ::
 
-    {"schema": 1, "mode": "ddtree", "node_budget": 16, ...}           first line: the configuration
+    {"schema": 1, "config": {"mode": "ddtree", ..}, "sampling": {"temperature": 0.0, ..},
+     "seed": 0, "prompts": [[..]]}                                    the first line
     {"step": 1, "sequence": 0, "position": 11, "token_ids": [..], "parents": [-1, ..],
      "depths": [0, ..], "path_log_probs": [0.0, ..], "accepted": [1, 4], "appended": [..],
-     "logprobs": [..], "stage_seconds": {"draft": ..} or null}
+     "logprobs": [..], "stage_seconds": {"draft": ..} or null}        all others
 
 `position` is the root's; node ids index `token_ids`; `accepted` leaves the root out; `appended`
-ends with the bonus token and `logprobs` are the target's own. The module knows nothing about text.
+ends with the bonus token and may go beyond what was asked for; `logprobs` are the target's own, one
+for each appended token. The module knows nothing about text.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TextIO
+from typing import BinaryIO
+
+import torch
 
 from engine.config import EngineConfig
 from engine.draft_tree import DraftTree
+from engine.sampling import Sampling
 
 SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TraceHead:
+    """What the steps of a trace have in common: enough to run them again with the same models."""
+
+    config: EngineConfig
+    sampling: Sampling
+    seed: int
+    prompts: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +48,7 @@ class StepRecord:
     tree: DraftTree
     appended: tuple[int, ...]  # the accepted path, then the bonus token
     logprobs: tuple[float, ...]  # the target's own, one for each appended token
-    stage_seconds: Mapping[str, float] | None
+    stage_seconds: Mapping[str, float] | None  # None = nobody took the time
 
     @property
     def accepted(self) -> tuple[int, ...]:
@@ -46,14 +62,14 @@ class StepRecord:
 
 
 class TraceWriter:
-    """Writes records to an open text file, a line each."""
+    """Writes a head and then records to a binary file, a line each.
 
-    def __init__(
-        self, file: TextIO, config: EngineConfig, prompts: Sequence[Sequence[int]]
-    ) -> None:
+    Each line is handed over whole, so in an unbuffered file none is ever torn by an interrupt.
+    """
+
+    def __init__(self, file: BinaryIO, head: TraceHead) -> None:
         self._file = file
-        head = {"schema": SCHEMA, **asdict(config), "prompts": [list(p) for p in prompts]}
-        self._write(head)
+        self._write({"schema": SCHEMA, **asdict(head)})
 
     def write(self, record: StepRecord) -> None:
         """Append the line of `record`."""
@@ -75,4 +91,34 @@ class TraceWriter:
         )
 
     def _write(self, fields: Mapping[str, object]) -> None:
-        self._file.write(json.dumps(fields, allow_nan=False) + "\n")
+        line = json.dumps(fields, allow_nan=False).encode() + b"\n"
+        while line:  # a pipe may take a part at a time
+            line = line[self._file.write(line) :]
+
+
+class StageClock:
+    """Wall time of each stage of the last step; on CUDA the device is idle at both ends."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._started_s = 0.0
+        self._seconds: dict[str, float] = {}
+
+    def start(self, stage: str) -> None:
+        """Wait for the device and begin the stage."""
+        del stage  # the engine names it again when it ends
+        self._wait()
+        self._started_s = time.perf_counter()
+
+    def stop(self, stage: str) -> None:
+        """Wait for the device and end the stage."""
+        self._wait()
+        self._seconds[stage] = time.perf_counter() - self._started_s
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of each stage of the step just finished."""
+        return dict(self._seconds)
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

@@ -2,12 +2,13 @@
 
 import codecs
 from collections.abc import Sequence
+from itertools import groupby
 
 from engine.draft_tree import DraftTree
 from engine.trace import StepRecord
 
 NUM_BYTES = 256  # tokens from here on are special
-SHOWN_NODES = 12  # of each tree; the rest is counted
+SHOWN_NODES = 12  # likeliest of each tree, shown beside the accepted ones; the rest is counted
 
 
 class TextStream:
@@ -26,23 +27,35 @@ class TextStream:
 
 
 def quoted(token_ids: Sequence[int]) -> str:
-    """Show bytes as a quoted string and special tokens as <number>."""
-    parts = [bytes([t]).decode("latin-1") if t < NUM_BYTES else f"<{t}>" for t in token_ids]
-    return repr("".join(parts))
+    r"""Show bytes as quoted text, \xNN where they are no characters, and specials as <number>."""
+    parts = []
+    for is_byte, group in groupby(token_ids, key=lambda token: token < NUM_BYTES):
+        run = list(group)
+        parts.append(_escaped(bytes(run)) if is_byte else "".join(f"<{token}>" for token in run))
+    return f"'{''.join(parts)}'"
+
+
+def _escaped(text: bytes) -> str:
+    characters = text.replace(b"\\", rb"\\").decode("utf-8", errors="backslashreplace")
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in characters
+    )
 
 
 def tree_lines(record: StepRecord) -> list[str]:
     """Draw a step's tree as indented lines, children below their parent, accepted nodes marked."""
     tree, kept = record.tree, {0, *record.accepted}
     lines = [f"step {record.step}: {tree.num_nodes} nodes, commit length {len(record.appended)}"]
-    for node in _preorder(tree)[: SHOWN_NODES + 1]:
+    # Ids are the order of choice, so the first ones are a tree, and so they are with the path.
+    shown = [node for node in _preorder(tree) if node <= SHOWN_NODES or node in kept]
+    for node in shown:
         mark = "*" if node in kept else " "
         token = quoted([int(tree.token_ids[node])])
         probability = float(tree.path_log_probs[node].exp())
         indent = "  " * int(tree.depths[node])
         lines.append(f"  {mark} {indent}{token}  p={probability:.3f} node {node}")
-    if tree.num_nodes > SHOWN_NODES:
-        lines.append(f"    ... {tree.num_nodes - SHOWN_NODES} more")
+    if hidden := 1 + tree.num_nodes - len(shown):
+        lines.append(f"    ... {hidden} more")
     return [*lines, f"  appended {quoted(record.appended)}"]
 
 
