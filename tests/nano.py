@@ -6,8 +6,10 @@ from engine.config import EngineConfig
 from engine.decoder import Engine
 from engine.drafter import TapRows
 from engine.layers import Rotary
+from engine.observer import STAGES
 from engine.planted import PlantedDrafter, record_continuation
 from engine.presets import preset
+from engine.sampling import GREEDY, choose_tokens
 
 MODELS = preset("nano", dtype=torch.float64, seed=1)
 TARGET = MODELS.target
@@ -75,3 +77,44 @@ def assert_context_equals_one_from_scratch(engine, batch, n, streams):
             grown = getattr(batch.context, held)[layer][n, :, slots]
             expected = getattr(made, held)[layer][0, :, slots]
             torch.testing.assert_close(grown, expected, rtol=0, atol=1e-9)
+
+
+def own_continuation(text, token_ids, sampling=GREEDY, seed=0):
+    """What the target alone chooses at each prefix of a continuation, and its log-probs of it."""
+    whole = [*text, *token_ids]
+    logits = TARGET.logits(whole)[len(text) - 1 : -1]
+    chosen = choose_tokens(logits, torch.arange(len(text), len(whole)), seed, sampling)
+    log_probs = logits.double().log_softmax(-1).gather(1, chosen.unsqueeze(1)).flatten()
+    return tuple(chosen.tolist()), tuple(log_probs.tolist())
+
+
+def assert_is_the_targets_own(generation, text, sampling=GREEDY, seed=0):
+    tokens, log_probs = own_continuation(text, generation.token_ids, sampling, seed)
+    assert generation.token_ids == tokens
+    torch.testing.assert_close(
+        torch.tensor(generation.logprobs), torch.tensor(log_probs), rtol=0, atol=2e-5
+    )
+
+
+def assert_nobody_holds_a_page(engine):
+    """All pages are free but those kept for later prompts."""
+    cache = engine.cache
+    cache.check_integrity()
+    assert cache.sequences == ()
+    assert cache.num_free_pages + cache.num_indexed_pages == cache.shape.num_pages
+
+
+class Notes:
+    """An observer that writes down what it is told."""
+
+    def __init__(self):
+        self.heard = []
+
+    def start(self, stage):
+        self.heard.append(("start", stage))
+
+    def stop(self, stage):
+        self.heard.append(("stop", stage))
+
+    def seconds(self):
+        return dict.fromkeys(STAGES, 0.5)

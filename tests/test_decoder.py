@@ -12,6 +12,7 @@ from tests.nano import (
     MODELS,
     TARGET,
     VOCAB,
+    Notes,
     assert_state_equals_recomputation,
     make_engine,
     naive_pass,
@@ -224,22 +225,6 @@ def test_a_step_without_pages_leaves_the_batch_as_it_was():
     batch.cache.check_integrity()
     assert batch.sequences[0].token_ids == text
     assert_state_equals_recomputation(engine, batch)
-
-
-class Notes:
-    """An observer that writes down what it is told."""
-
-    def __init__(self):
-        self.heard = []
-
-    def start(self, stage):
-        self.heard.append(("start", stage))
-
-    def stop(self, stage):
-        self.heard.append(("stop", stage))
-
-    def seconds(self):
-        return dict.fromkeys(STAGES, 0.5)
 
 
 def test_the_observer_hears_the_four_stages_in_order():
