@@ -23,7 +23,8 @@ from engine.checkpoints.tiny.target_task import TargetTask, initial_target
 from engine.weights import load_target
 
 TEXTS = Path(__file__).parent / "texts"
-MINUTES = {"target": (2.3, 1.2), "drafter": (1.4, 1.1)}
+LENGTHS = (1024, 8704)  # bytes of a phase's sequences: short ones, then ones beyond 8192
+MINUTES = {"target": (2.5, 1.5), "drafter": (1.4, 1.4)}
 RATES = {"target": 3e-3, "drafter": 2e-3}
 NUM_TEMPLATED = 24_000_000  # bytes of predictable documents; fewer in a smoke run
 SMOKE_TEMPLATED = 200_000
@@ -53,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--compile", action="store_true", help="compile the passes")
     parser.add_argument("--smoke", action="store_true", help="a few steps on the held-out texts")
     parser.add_argument("--resume", action="store_true", help="start from the target in --out")
-    parser.add_argument("--lengths", type=int, nargs=2, default=(1024, 8192), metavar="BYTES")
+    parser.add_argument("--lengths", type=int, nargs=2, default=LENGTHS, metavar="BYTES")
     parser.add_argument("--minutes", type=float, nargs=2, metavar="M", help="of each phase, or 0")
     parser.add_argument("--steps", type=int, nargs=2, metavar="N", help="instead of minutes")
     parser.add_argument("--batch-tokens", type=int, default=65536, metavar="N")
