@@ -116,8 +116,8 @@ def _padded_index(sizes: Sequence[int], device: torch.device) -> Tensor | None:
 
 def _grid_index(sizes: Sequence[int], width: int, device: torch.device) -> Tensor:
     """Return where packed rows lie in a grid of `width` rows for each tree."""
-    places = [n * width + row for n, size in enumerate(sizes) for row in range(size)]
-    return upload(torch.tensor(places), device)
+    is_row = torch.arange(width) < torch.tensor(sizes).unsqueeze(1)  # [N, width]
+    return upload(is_row.flatten().nonzero().squeeze(1), device)
 
 
 def _stack_bits(trees: Sequence[DraftTree]) -> Tensor:

@@ -3,10 +3,13 @@
 import pytest
 import torch
 
-from engine.config import PAGE_SIZES
+from engine.config import PAGE_SIZES, EngineConfig
+from engine.decoder import Engine
 from engine.draft_tree import build_draft_tree
 from engine.errors import CacheError, OutOfPagesError
+from engine.presets import preset
 from engine.sampling import Sampling
+from engine.verify import plan_pass
 from tests.nano import (
     BLOCK,
     MODELS,
@@ -193,3 +196,29 @@ def test_prefixes_are_reused_beside_a_scratch():
     assert_state_equals_recomputation(engine, first)
     engine.release(first)
     assert_nobody_holds_a_page(engine)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
+@pytest.mark.parametrize("layout", ["paged", "hybrid"])
+def test_a_pass_is_laid_out_without_waiting_for_the_device(layout):
+    models = preset("nano", device="cuda")
+    config = EngineConfig(max_context=128, cache_layout=layout, prefix_reuse=True)
+    engine = Engine(models.target, models.drafter, config, page_fill=torch.nan)
+    batch = engine.prefill(PROMPTS)
+    trees = engine.build(batch, engine.draft(batch))
+    trees[1] = trees[1].prefix(3)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        rows = plan_pass(batch.cache, batch.seqs, trees, "reference", scratch=batch.scratch)
+        seeds = rows.repeat([5, 6, 7, 8])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+    sizes = [tree.tree_size for tree in trees]
+    assert seeds.tolist() == [5 + n for n, size in enumerate(sizes) for _ in range(size)]
+    assert rows.attention.tree_sizes.tolist() == sizes
+    roots = rows.positions[list(rows.offsets)]
+    assert roots.tolist() == [sequence.committed_length for sequence in batch.sequences]
