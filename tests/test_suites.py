@@ -342,6 +342,7 @@ def test_every_sample_of_a_text_decodes_the_same_tokens():
     texts = set()
     for _ in range(3):
         suite.reset()
+        assert suite.batch.sequences[0].new_token_ids == ()
         suite.time_generate(*params)
         texts.add(suite.batch.sequences[0].new_token_ids)
 

@@ -125,17 +125,17 @@ def test_a_line_is_written_whole_even_if_the_file_takes_it_in_parts():
 
 def test_a_clock_gives_each_stage_its_own_time():
     clock = StageClock(torch.device("cpu"))
-    for stage, seconds in (("draft", 0.02), ("build", 0.0)):
+    for stage, seconds in (("draft", 0.2), ("build", 0.0)):
         clock.start(stage)
         time.sleep(seconds)
         clock.stop(stage)
 
     assert clock.seconds().keys() == {"draft", "build"}
-    assert clock.seconds()["draft"] >= 0.02 > clock.seconds()["build"]
+    assert clock.seconds()["draft"] >= 0.2 > clock.seconds()["build"]
 
 
 def test_text_is_the_same_wherever_steps_cut_it():
-    text = "caf\xe9 \N{SNOWMAN} \N{GRINNING FACE}"
+    text = "\xe9t\xe9 \N{SNOWMAN} \N{GRINNING FACE}"
     data = list(text.encode())
     for size in range(1, len(data)):
         stream = TextStream()
