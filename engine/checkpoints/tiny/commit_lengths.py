@@ -21,10 +21,10 @@ from statistics import fmean, stdev
 
 import torch
 
-from engine import Engine, EngineConfig, EngineError, load_drafter, load_target
+from engine import Engine, EngineConfig, EngineError, load_drafter, load_target, sample_text
+from engine.presets import TEXTS
 
 HERE = Path(__file__).parent
-TEXTS = ("predictable", "code", "prose")
 TEMPERATURES = (0.0, 1.0)
 NODE_BUDGETS = (8, 16, 64)
 CONTEXTS = (256, 8192)
@@ -170,8 +170,7 @@ def _measure_all(options: argparse.Namespace) -> list[Cell]:
         engine = Engine(target, drafter, config)
         num_windows = options.windows or WINDOWS.get(context, OTHER_WINDOWS)
         for name, temperature in product(TEXTS, options.temperatures):
-            text = (HERE / "texts" / f"{name}.txt").read_bytes()
-            windows = prompts(text, context, num_windows)
+            windows = prompts(sample_text(name), context, num_windows)
             lengths = measure(engine, windows, temperature, options.new_tokens)
             cells.append(Cell(name, temperature, budget, context, tuple(lengths)))
             print(cells[-1].row, flush=True)
