@@ -336,6 +336,11 @@ def _scaling(config: TargetConfig | DrafterConfig) -> dict[str, Any] | None:
 def _quantization(stored: Fields) -> Quantization:
     where = "quantization_config."
     method = stored.get("quant_method")
+    if stored.get("transform_config"):
+        raise ConfigError(
+            f"{where}transform_config: expected none, got {stored['transform_config']!r} (rotated "
+            "weights need their activations rotated, and a drafter's taps turned back)"
+        )
     if method == "fp8":
         _require_fixed(stored, _FP8_FIXED, where)
         return Quantization(FP8, _block(stored.get("weight_block_size")))

@@ -170,6 +170,7 @@ def in_weights(**changes):
         (INT4_QUANTIZATION | {"format": "int-quantized"}, "format: expected 'pack-quantized'"),
         (INT4_QUANTIZATION | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
         (INT4_QUANTIZATION | {"config_groups": {}}, "one group with weights, packed, got 0"),
+        (INT4_QUANTIZATION | {"transform_config": {"config_groups": {}}}, "transform_config"),
         (in_weights(num_bits=8), "num_bits: expected 4, got 8"),
         (in_weights(symmetric=False), "symmetric: expected True, got False"),
         (in_weights(actorder="group"), "actorder: expected None, got 'group'"),
