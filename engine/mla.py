@@ -95,6 +95,7 @@ class Mla:
 
     def __call__(self, x: Tensor, rotation: Rotation, plan: AttentionPlan, layer: int) -> Tensor:
         """Write the latent rows of `x` [M, hidden] and attend, absorbed; [M, hidden]."""
+        tree_kv = plan.tree_kv(layer)  # first, since it refuses trees its scratch has no room for
         plan.write(layer, self.latent_rows(x, rotation))
         out, _ = tree_attention(
             plan.pad(self.absorbed_queries(x, rotation)),
@@ -105,7 +106,7 @@ class Mla:
             tree_sizes=plan.tree_sizes,
             softmax_scale=self.config.softmax_scale,
             value_dim=self.config.kv_lora_rank,
-            tree_kv=plan.tree_kv(layer),
+            tree_kv=tree_kv,
             backend=plan.backend,
         )
         values = torch.einsum("mhc,hvc->mhv", plan.pack(out), self._up_values())
