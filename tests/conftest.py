@@ -1,4 +1,7 @@
-"""Databases for tests: each a fresh copy with all tables, on SQLite and, where installed, PostgreSQL."""
+"""The option `--exhaustive`, and databases: each a fresh copy with all tables.
+
+They are on SQLite and, where installed, PostgreSQL.
+"""
 
 import getpass
 import os
@@ -17,6 +20,19 @@ from db.session import open_database, upgrade
 
 DEBIAN_PROGRAMS = Path("/usr/lib/postgresql")
 NUMBERS = count()
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--exhaustive",
+        action="store_true",
+        help="every prompt under every combination, not only its share (an hour of a core)",
+    )
+
+
+@pytest.fixture(scope="session")
+def is_exhaustive(request):
+    return request.config.getoption("--exhaustive")
 
 
 @pytest.fixture(scope="session")

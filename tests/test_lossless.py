@@ -11,41 +11,17 @@ import random
 import pytest
 import torch
 
-from engine.config import EngineConfig
+from engine.config import PAGE_SIZES, EngineConfig
 from engine.decoder import Engine
 from engine.planted import PlantedDrafter, record_continuation
 from engine.presets import preset
 from engine.sampling import Sampling, choose_tokens
+from tests.steered import Steered, one_token_only, random_logits, tied_logits
 
-SEEDS = range(50)
+SEEDS = range(18)
+LAYOUTS = (*PAGE_SIZES, "hybrid")
 NEW_TOKENS = 12
 BLOCK = 8
-
-
-class Steered:
-    """A drafter whose logits are replaced; its context is kept as always."""
-
-    def __init__(self, drafter, steer):
-        self.drafter, self.config, self.steer = drafter, drafter.config, steer
-        self.new_context, self.extend = drafter.new_context, drafter.extend
-
-    def draft(self, context, request):
-        return self.steer(self.drafter.draft(context, request), request)
-
-
-def random_logits(logits, request):
-    generator = torch.Generator().manual_seed(sum(request.root_tokens) + sum(request.num_generated))
-    return torch.randn(logits.shape, generator=generator)
-
-
-def constant_logits(logits, request):
-    return torch.zeros_like(logits)  # every tree is full of ties
-
-
-def one_token_only(logits, request):
-    banned = torch.full_like(logits, -torch.inf)
-    banned[..., request.root_tokens[0]] = 0.0  # trees smaller than the budget
-    return banned
 
 
 @functools.cache
@@ -64,7 +40,7 @@ def drafter_of(models, seed):
     """The drafter of a seed: the model's own, senseless ones, perfect and always wrong ones."""
     kind = seed % 6
     if kind < 4:
-        steer = (None, random_logits, constant_logits, one_token_only)[kind]
+        steer = (None, random_logits, tied_logits, one_token_only)[kind]
         return models.drafter if steer is None else Steered(models.drafter, steer)
     return PlantedDrafter(models.drafter, recorded(seed), BLOCK if kind == 4 else 1)
 
@@ -83,14 +59,17 @@ def own_tokens(target, prompt, token_ids, *, temperature=0.0, seed=0):
     return tuple(choose_tokens(logits, positions, seed, Sampling(temperature)).tolist())
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_greedy_output_is_the_targets_own(seed, page_size):
+def test_greedy_output_is_the_targets_own(seed, layout):
     models = models_of(seed)
     prompts = prompts_of(seed, models.target.config.vocab_size)
     config = EngineConfig(
-        node_budget=(7, 16, 40)[seed % 3],
-        page_size=page_size,
+        mode="dflash" if seed % 7 == 3 else "ddtree",
+        node_budget=(7, 16, 40)[seed // 6],
+        budget_policy=("fixed", "shared")[seed // 3 % 2],
+        cache_layout="hybrid" if layout == "hybrid" else "paged",
+        page_size=PAGE_SIZES[seed % 5] if layout == "hybrid" else layout,
         max_context=128,
         prefill_chunk=(64, 5)[seed % 2],
     )
@@ -108,7 +87,7 @@ def test_greedy_output_is_the_targets_own(seed, page_size):
 def test_sampled_output_is_the_targets_own_with_the_same_noise(seed, temperature):
     models = models_of(seed)
     prompts = prompts_of(seed, models.target.config.vocab_size)
-    steer = (None, random_logits, constant_logits)[seed % 3]
+    steer = (None, random_logits, tied_logits)[seed % 3]
     drafter = models.drafter if steer is None else Steered(models.drafter, steer)
     engine = Engine(
         models.target, drafter, EngineConfig(node_budget=40, max_context=128), page_fill=torch.nan
