@@ -1,5 +1,7 @@
 """Engines over the random toy pair in float64, and what their state must equal."""
 
+import functools
+
 import torch
 
 from engine.config import EngineConfig
@@ -30,8 +32,13 @@ def make_engine(drafter=MODELS.drafter, *, observer=None, cost_table=None, **con
     )
 
 
+@functools.cache
+def recorded(text, num_tokens):
+    return record_continuation(TARGET, text, num_tokens)
+
+
 def planted(prompts, commit_length, num_tokens=60):
-    known = [record_continuation(TARGET, p, num_tokens) for p in prompts]
+    known = [recorded(tuple(text), num_tokens) for text in prompts]
     return PlantedDrafter(MODELS.drafter, known, commit_length)
 
 
