@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from engine.draft_tree import DraftTree, build_draft_tree, build_from_log_probs
 from engine.errors import BudgetError, ShapeError
+from tests.trees import ranks_of
 
 ROOT = 7
 G1 = [(-0.1, -1.0, -2.5), (-0.2, -1.5, -3.0), (-0.3, -1.8, -2.0)]
@@ -45,15 +46,6 @@ def tree_of(log_probs, node_budget, token_ids=None):
     return build_from_log_probs(
         log_probs, torch.as_tensor(token_ids), root_token=ROOT, node_budget=node_budget
     )
-
-
-def ranks_of(tree):
-    """Ranks from the root of each node, where a token's id is its rank."""
-    parents, tokens = tree.parents.tolist(), tree.token_ids.tolist()
-    ranks = [()]
-    for node in range(1, len(parents)):
-        ranks.append((*ranks[parents[node]], tokens[node]))
-    return ranks[1:]
 
 
 def tree_from_parents(parents):

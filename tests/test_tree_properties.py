@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from engine.draft_tree import DraftTree, accept, build_draft_tree, build_from_log_probs
+from tests.trees import ranks_of
 
 ROOT = 7
 HORIZON, WIDTH, LARGEST = 15, 200, 512  # of the random cases
@@ -137,14 +138,6 @@ def test_trees_from_real_log_probs_hold_the_heaviest_prefixes(seed):
     assert all(less < more for less, more in itertools.pairwise(masses))
 
 
-def ranks_of(tree):
-    parents, tokens = tree.parents.tolist(), tree.token_ids.tolist()
-    ranks = [()]
-    for node in range(1, len(parents)):
-        ranks.append((*ranks[parents[node]], tokens[node]))
-    return ranks[1:]
-
-
 def beam_weights(log_probs, budget):
     """Weights of the heaviest prefixes: the best of each depth come from the best of the last."""
     level, everything = log_probs.new_zeros(1), []
@@ -173,6 +166,47 @@ def test_large_vocabularies_give_the_best_set_with_the_lowest_ids_of_equals(
     # float32 log-probs near 10 are known to 5e-7, and a path adds up to 15 of them.
     torch.testing.assert_close(weights, beam_weights(log_probs, budget), atol=1e-5, rtol=0)
     assert_ranks_lead(tree, by_rank.indices)
+
+
+def best_of_the_open(costs, budget):
+    """Take the cheapest of all open prefixes again and again; costs add up as published."""
+    open_costs, taken = {(0,): costs[0][0]}, []
+    while open_costs and len(taken) < budget:
+        ranks = min(open_costs, key=lambda ranks: (open_costs[ranks], ranks))
+        cost, row, rank = open_costs.pop(ranks), costs[len(ranks) - 1], ranks[-1]
+        taken.append(ranks)
+        if rank + 1 < len(row):
+            open_costs[*ranks[:-1], rank + 1] = cost - row[rank] + row[rank + 1]
+        if len(ranks) < len(costs):
+            open_costs[*ranks, 0] = cost + costs[len(ranks)][0]
+    return taken
+
+
+# Source: rmagur1203/vllm-ddtree tests/ddtree/t4_tree_build.py; a seed is the place in this list.
+TWELVE = [
+    *((7, 1000, budget) for budget in (16, 32, 64, 128, 256)),
+    *((7, 151_936, budget) for budget in (64, 256)),
+    (3, 1000, 16),
+    (15, 1000, 512),
+    *((7, 1000, budget) for budget in (1, 2)),
+    (1, 1000, 64),
+]
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_the_twelve_trees_of_vllm_ddtree_come_in_the_published_order(number):
+    horizon, vocabulary, budget = TWELVE[number]
+    logits = torch.randn(horizon, vocabulary, generator=torch.Generator().manual_seed(number))
+
+    tree = build_draft_tree(logits, root_token=ROOT, node_budget=budget)
+
+    by_rank = (logits - logits.logsumexp(1, keepdim=True)).sort(1, descending=True)
+    order = by_rank.indices.tolist()
+    expected = best_of_the_open((-by_rank.values[:, :budget]).tolist(), budget)
+    node_of = {(): 0} | {ranks: node for node, ranks in enumerate(expected, start=1)}
+    assert tree.token_ids[1:].tolist() == [order[len(r) - 1][r[-1]] for r in expected]
+    assert tree.parents[1:].tolist() == [node_of[ranks[:-1]] for ranks in expected]
+    assert tree.depths[1:].tolist() == [*map(len, expected)]
 
 
 def assert_ranks_lead(tree, order):

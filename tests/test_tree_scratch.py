@@ -14,6 +14,7 @@ from engine.kv_cache import CacheShape, LatentCache
 from engine.presets import preset
 from engine.tree_scratch import ScratchShape, TreeScratch
 from engine.verify import append_chain, plan_pass
+from tests.trees import path_to
 
 LAYERS, DIM = 3, 5
 PAGE_SIZES = [1, 16, 32, 64, 128]
@@ -73,14 +74,6 @@ def bush(num_nodes, seed):
         depths=torch.tensor(depths, dtype=torch.int32),
         path_log_probs=torch.zeros(num_nodes + 1, dtype=torch.float64),
     )
-
-
-def path_to(tree, node):
-    parents, path = tree.parents.tolist(), []
-    while node > 0:
-        path.append(node)
-        node = parents[node]
-    return path[::-1]
 
 
 def target_that_follows(tree, path):
