@@ -7,17 +7,21 @@ Source: DeepSeek-V3, Kimi-K2.5, z-lab/dflash and Qwen3 configurations; transform
 modeling_rope_utils.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
-from engine.config import DrafterConfig, TargetConfig, YarnConfig, default_target_layer_ids
-from engine.errors import ConfigError, WeightsError
+from engine.config import (
+    DrafterConfig,
+    TargetConfig,
+    YarnConfig,
+    check_number,
+    default_target_layer_ids,
+)
+from engine.errors import ConfigError
+from engine.json_fields import Fields, require_fixed, require_layers, require_list, section
 
-Fields = Mapping[str, Any]
 Config = TypeVar("Config", TargetConfig, DrafterConfig)
 
 FP8, INT4 = "fp8", "int4"
@@ -88,19 +92,6 @@ class TargetLayout:
     num_prediction_layers: int  # of multi-token prediction, behind the last layer
 
 
-def read_fields(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a file; a `WeightsError` says what else it is."""
-    if not path.is_file():
-        raise WeightsError(f"model directory: expected a {path.name} in {path.parent}, got none")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # broken JSON or broken UTF-8
-        raise WeightsError(f"{path}: expected JSON, got {error}") from error
-    if not isinstance(content, dict):
-        raise WeightsError(f"{path}: expected a JSON object, got {type(content).__name__}")
-    return content
-
-
 def target_layout(config: Fields) -> TargetLayout:
     """Read a target's `config.json`; a `ConfigError` names what is missing or not implemented."""
     text = config.get("text_config")
@@ -108,21 +99,23 @@ def target_layout(config: Fields) -> TargetLayout:
     if is_wrapped:
         _require_type(config, WRAPPER_TYPES)
     text = text if isinstance(text, Mapping) else config
-    stored = config.get("quantization_config") or text.get("quantization_config")
-    prediction_layers = text.get("num_nextn_predict_layers")
+    holder = config if config.get("quantization_config") is not None else text
+    is_quantized = holder.get("quantization_config") is not None
+    stored = section(holder, "quantization_config")
+    is_said = text.get("num_nextn_predict_layers") is not None
     return TargetLayout(
         config=target_config(text),
-        quantization=None if stored is None else _quantization(stored),
+        quantization=_quantization(stored) if is_quantized else None,
         is_wrapped=is_wrapped,
         is_tied=bool(config.get("tie_word_embeddings", False)),
-        num_prediction_layers=1 if prediction_layers is None else int(prediction_layers),
+        num_prediction_layers=require_layers(text, "num_nextn_predict_layers") if is_said else 1,
     )
 
 
 def target_config(config: Fields) -> TargetConfig:
     """Read the architecture of a DeepSeek-V3 or Kimi-K2 text model; `ConfigError` as above."""
     _require_type(config, TEXT_TYPES)
-    _require_fixed(config, _TARGET_FIXED)
+    require_fixed(config, _TARGET_FIXED)
     rope = _rope(config)
     absent = {k: v for k, v in _TARGET_DEFAULTS.items() if k not in config}
     if "n_shared_experts" in config and config["n_shared_experts"] is None:
@@ -163,9 +156,9 @@ def drafter_config(
 
     What `dflash_config` says goes before the top level. The two parameters go before both.
     """
-    sources = (config, config.get("dflash_config") or {})
+    sources = (config, section(config, "dflash_config"))
     merged = {k: v for source in sources for k, v in source.items() if v is not None}
-    _require_fixed(merged, _DRAFTER_FIXED | _DRAFTER_EXTRAS)
+    require_fixed(merged, _DRAFTER_FIXED | _DRAFTER_EXTRAS)
     rope = _rope(config)
     sizes = {"vocab_size": target.vocab_size, "num_target_layers": target.num_hidden_layers}
     known = _DRAFTER_DEFAULTS | sizes | _known(DrafterConfig, merged)
@@ -175,12 +168,12 @@ def drafter_config(
     )
     says_causal = merged.get("causal", merged.get("is_causal"))
     known["is_block_causal"] = bool(says_causal if is_block_causal is None else is_block_causal)
-    num_layers = _require_int(merged, "num_hidden_layers")
+    num_layers = require_layers(merged, "num_hidden_layers")
     known |= _windows(merged, num_layers)
     if "target_layer_ids" not in known:
-        num_target_layers = _require_int(known, "num_target_layers")
+        num_target_layers = require_layers(known, "num_target_layers")
         known["target_layer_ids"] = default_target_layer_ids(num_target_layers, num_layers)
-    known["target_layer_ids"] = tuple(known["target_layer_ids"])
+    known["target_layer_ids"] = require_list(known, "target_layer_ids")
     return _make(DrafterConfig, known | _theta(rope))
 
 
@@ -204,13 +197,13 @@ def _windows(merged: Fields, num_layers: int) -> dict[str, Any]:
     """Return the layer types and the window: `use_swa` turns both on or off where it is said."""
     window = merged.get("swa_window_size") or merged.get("sliding_window")
     use_swa = merged.get("use_swa", merged.get("use_sliding_window"))
-    kinds = merged.get("layer_types")
-    if use_swa is False:
-        window, kinds = None, None
-    if kinds is None:
+    if use_swa is False or "layer_types" not in merged:
         kind = "sliding_attention" if merged.get("use_swa") else "full_attention"
-        kinds = [kind] * num_layers
-    return {"layer_types": tuple(kinds), "sliding_window": window}
+        return {
+            "layer_types": (kind,) * num_layers,
+            "sliding_window": None if use_swa is False else window,
+        }
+    return {"layer_types": require_list(merged, "layer_types"), "sliding_window": window}
 
 
 def _drafter_amplitude(rope: Fields) -> float:
@@ -222,7 +215,8 @@ def _drafter_amplitude(rope: Fields) -> float:
     mirage-project/mirage's handling of the Kimi drafters.
     """
     if rope.get("attention_factor") is not None:
-        return float(rope["attention_factor"])
+        factor: float = rope["attention_factor"]
+        return factor
     literal, yarn = _literal_yarn(rope), _yarn(rope)
     if literal is None or yarn is None:
         return 1.0
@@ -237,22 +231,6 @@ def _require_type(config: Fields, known: tuple[str, ...]) -> None:
             f"model_type: expected one of {', '.join(known)}, got {kind!r} (the architectures the "
             "engine has)"
         )
-
-
-def _require_fixed(config: Fields, fixed: Fields, where: str = "") -> None:
-    for name, wanted in fixed.items():
-        if config.get(name, wanted) != wanted:
-            raise ConfigError(
-                f"{where}{name}: expected {wanted!r}, got {config[name]!r} (nothing else is "
-                "implemented)"
-            )
-
-
-def _require_int(config: Fields, name: str) -> int:
-    value = config.get(name)
-    if type(value) is not int:
-        raise ConfigError(f"{name}: expected an integer, got {value!r} (a number of layers)")
-    return value
 
 
 def _known(kind: type[TargetConfig | DrafterConfig], config: Fields) -> dict[str, Any]:
@@ -271,10 +249,9 @@ def _make(kind: type[Config], known: Fields) -> Config:
 
 
 def _rope(config: Fields) -> dict[str, Any]:
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    for name in (*_YARN_KEYS, "attention_factor", "rope_theta"):
-        if not isinstance(rope.get(name), int | float | None):
-            raise ConfigError(f"rope {name}: expected a number, got {rope[name]!r} (of positions)")
+    rope = section(config, "rope_parameters") or section(config, "rope_scaling")
+    if (amplitude := rope.get("attention_factor")) is not None:
+        check_number("rope attention_factor", amplitude, "the amplitude of cos and sin")
     return rope
 
 
@@ -289,7 +266,7 @@ def _literal_yarn(rope: Fields) -> YarnConfig | None:
         return None
     if kind != "yarn":
         raise ConfigError(f"rope type: expected yarn or default, got {kind!r} (not implemented)")
-    _require_fixed(rope, _ROPE_FIXED, "rope_scaling.")
+    require_fixed(rope, _ROPE_FIXED, "rope_scaling.")
     known = {name: rope[name] for name in _YARN_KEYS if rope.get(name) is not None}
     if missing := {"factor", "original_max_position_embeddings"} - known.keys():
         raise ConfigError(f"rope_scaling: expected {min(missing)}, got none (YaRN needs it)")
@@ -342,23 +319,24 @@ def _quantization(stored: Fields) -> Quantization:
             "weights need their activations rotated, and a drafter's taps turned back)"
         )
     if method == "fp8":
-        _require_fixed(stored, _FP8_FIXED, where)
+        require_fixed(stored, _FP8_FIXED, where)
         return Quantization(FP8, _block(stored.get("weight_block_size")))
     if method != "compressed-tensors":
         raise ConfigError(
             f"{where}quant_method: expected fp8 or compressed-tensors, got {method!r} (no other "
             "storage is implemented)"
         )
-    _require_fixed(stored, _INT4_FIXED, where)
-    groups = list((stored.get("config_groups") or {}).values())
-    weights = groups[0].get("weights") if len(groups) == 1 else None
-    if not isinstance(weights, Mapping) or stored.get("format") is None:
+    require_fixed(stored, _INT4_FIXED, where)
+    groups = section(stored, "config_groups")
+    group = section(groups, next(iter(groups))) if len(groups) == 1 else {}
+    weights = section(group, "weights")
+    if not weights or stored.get("format") is None:
         raise ConfigError(
             f"{where}config_groups: expected one group with weights, packed, got {len(groups)} "
             "groups (one storage for all quantised weights)"
         )
-    _require_fixed(groups[0], _INT4_GROUP_FIXED, f"{where}config_groups.")
-    _require_fixed(weights, _INT4_WEIGHT_FIXED, f"{where}weights.")
+    require_fixed(group, _INT4_GROUP_FIXED, f"{where}config_groups.")
+    require_fixed(weights, _INT4_WEIGHT_FIXED, f"{where}weights.")
     return Quantization(INT4, _block([1, weights.get("group_size")]))
 
 

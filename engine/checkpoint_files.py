@@ -16,8 +16,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.checkpoint_config import Quantization, read_fields
+from engine.checkpoint_config import Quantization
 from engine.errors import WeightsError
+from engine.json_fields import read_fields
 from engine.layers import accumulation_dtype
 from engine.quantized import StoredPart, Weight, join_parts, stored_parts
 from engine.target import Shape

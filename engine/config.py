@@ -16,6 +16,9 @@ MODES = ("ddtree", "dflash", "ar")
 CACHE_LAYOUTS = ("paged", "hybrid")
 BUDGET_POLICIES = ("fixed", "shared", "adaptive")
 MAX_NODE_BUDGET = 512  # the largest tree the verify kernels are tiled and tested for
+MAX_SIZE = 2**31 - 1  # kernels count in int32
+MAX_LAYERS = 4096  # each is a Python object with a name for every tensor, made before any is read
+MAX_NUMBER = 1e18  # of a scale; what float32 can still square, and an int64 hold
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -30,11 +33,22 @@ def check_node_budget(node_budget: int, *, least: int) -> None:
 
 def check_backend(name: str, available: Collection[str]) -> None:
     """Refuse an attention backend that is not `available` with a `BackendError` naming them."""
-    if name not in available:
+    if not isinstance(name, str) or name not in available:
         names = ", ".join(sorted(available))
         raise BackendError(
             f"attention_backend: expected one of {names}, got {name!r} (no silent fall-back)"
         )
+
+
+def check_number(name: str, value: object, why: str, *, least: float = -MAX_NUMBER) -> None:
+    """Refuse what is no number or outside `least..MAX_NUMBER` with a `ConfigError`."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not least <= value <= MAX_NUMBER  # false for NaN as well
+    ):
+        bounds = f"{least:g}..{MAX_NUMBER:g}"
+        raise ConfigError(f"{name}: expected a number in {bounds}, got {value!r} ({why})")
 
 
 def default_target_layer_ids(num_target_layers: int, num_taps: int) -> tuple[int, ...]:
@@ -66,16 +80,19 @@ class YarnConfig:
 
     def __post_init__(self) -> None:
         _require_positive(self, "original_max_position_embeddings")
-        if not self.factor >= 1.0 or math.isinf(self.factor):
+        check_number("yarn.factor", self.factor, "times the original context", least=1.0)
+        for name in ("beta_fast", "beta_slow"):
+            value, least = getattr(self, name), 1.0 / MAX_NUMBER
+            check_number(f"yarn.{name}", value, "rotations over that context", least=least)
+        for name in ("mscale", "mscale_all_dim"):
+            check_number(f"yarn.{name}", getattr(self, name), "lets q and k grow")
+        if self.beta_fast < self.beta_slow:
             raise ConfigError(
-                f"yarn.factor: expected a finite number >= 1, got {self.factor} "
-                "(how many times longer than the original context)"
-            )
-        if not self.beta_fast >= self.beta_slow > 0.0:
-            raise ConfigError(
-                f"yarn.beta_fast, yarn.beta_slow: expected beta_fast >= beta_slow > 0, got "
+                f"yarn.beta_fast, yarn.beta_slow: expected beta_fast >= beta_slow, got "
                 f"{self.beta_fast}, {self.beta_slow} (rotations over the original context)"
             )
+        grown, least = self.softmax_mscale, 1.0 / MAX_NUMBER
+        check_number("yarn.mscale_all_dim: growth of q and k", grown, "a divisor", least=least)
 
     @property
     def softmax_mscale(self) -> float:
@@ -121,7 +138,8 @@ class TargetConfig:
         if self.q_lora_rank is not None:
             _require_positive(self, "q_lora_rank")
         _require_rope(self.qk_rope_head_dim, "qk_rope_head_dim")
-        _require_scales(self)
+        _require_scales(self, "rms_norm_eps", "rope_theta", "routed_scaling_factor")
+        _require_bool("norm_topk_prob", self.norm_topk_prob)
         _require_range("n_shared_experts", self.n_shared_experts, 0, None, "0 = none")
         _require_range(
             "first_k_dense_replace",
@@ -219,30 +237,37 @@ class DrafterConfig:
     def __post_init__(self) -> None:
         _require_positive(self, *_DRAFTER_SIZES)
         _require_rope(self.head_dim, "head_dim")
-        _require_scales(self)
+        _require_scales(self, "rms_norm_eps", "rope_theta")
+        check_number("rope_attention_factor", self.rope_attention_factor, "an amplitude")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ConfigError(
                 f"num_key_value_heads: expected a divisor of num_attention_heads = "
                 f"{self.num_attention_heads}, got {self.num_key_value_heads} (query groups)"
             )
-        _require_range("block_size", self.block_size, 2, None, "the anchor and at least one mask")
+        most = 1 + MAX_NODE_BUDGET
+        _require_range("block_size", self.block_size, 2, most, "the anchor and a tree's depths")
         _require_range("mask_token_id", self.mask_token_id, 0, self.vocab_size - 1, "a token id")
         self._check_taps()
         self._check_layers()
 
     def _check_taps(self) -> None:
         taps, last = self.target_layer_ids, self.num_target_layers - 2
-        if not taps or list(taps) != sorted(set(taps)) or taps[0] < 0 or taps[-1] > last:
+        are_layers = all(map(_is_int, taps))
+        if (
+            not taps
+            or not are_layers
+            or list(taps) != sorted(set(taps))
+            or taps[0] < 0
+            or taps[-1] > last
+        ):
             raise ConfigError(
                 f"target_layer_ids: expected ascending layers in 0..{last}, got {taps} "
                 "(the last layer is never tapped)"
             )
 
     def _check_layers(self) -> None:
-        known = set(LAYER_TYPES)
-        if len(self.layer_types) != self.num_hidden_layers or not known.issuperset(
-            self.layer_types
-        ):
+        are_known = all(kind in LAYER_TYPES for kind in self.layer_types)
+        if len(self.layer_types) != self.num_hidden_layers or not are_known:
             raise ConfigError(
                 f"layer_types: expected {self.num_hidden_layers} of {LAYER_TYPES}, got "
                 f"{self.layer_types} (one for each layer)"
@@ -319,10 +344,7 @@ class EngineConfig:
         _require_choice("mode", self.mode, MODES)
         _require_choice("budget_policy", self.budget_policy, BUDGET_POLICIES)
         _require_choice("cache_layout", self.cache_layout, CACHE_LAYOUTS)
-        if not isinstance(self.prefix_reuse, bool):
-            raise ConfigError(
-                f"prefix_reuse: expected True or False, got {self.prefix_reuse!r} (a switch)"
-            )
+        _require_bool("prefix_reuse", self.prefix_reuse)
 
 
 def check_page_size(page_size: int) -> None:
@@ -339,13 +361,19 @@ def _is_int(value: object) -> bool:
 
 def _require_positive(config: object, *names: str) -> None:
     for name in names:
-        _require_range(name, getattr(config, name), 1, None, type(config).__name__)
+        most = MAX_LAYERS if name.endswith("_layers") else None
+        _require_range(name, getattr(config, name), 1, most, type(config).__name__)
 
 
 def _require_range(name: str, value: int | None, least: int, most: int | None, why: str) -> None:
-    if value is None or not _is_int(value) or value < least or (most is not None and value > most):
-        bounds = f">= {least}" if most is None else f"in {least}..{most}"
-        raise ConfigError(f"{name}: expected an integer {bounds}, got {value!r} ({why})")
+    most = MAX_SIZE if most is None else most
+    if value is None or not _is_int(value) or not least <= value <= most:
+        raise ConfigError(f"{name}: expected an integer in {least}..{most}, got {value!r} ({why})")
+
+
+def _require_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}: expected True or False, got {value!r} (a switch)")
 
 
 def _require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -360,8 +388,8 @@ def _require_rope(dim: int, name: str) -> None:
         raise ConfigError(f"{name}: expected an even number, got {dim} (rotated in pairs)")
 
 
-def _require_scales(config: TargetConfig | DrafterConfig) -> None:
-    for name in ("rms_norm_eps", "rope_theta"):
-        value = getattr(config, name)
-        if not value > 0.0 or math.isinf(value):
-            raise ConfigError(f"{name}: expected a finite number > 0, got {value!r} (a scale)")
+def _require_scales(config: TargetConfig | DrafterConfig, *names: str) -> None:
+    for name in names:
+        # YaRN divides by the logarithm of its base.
+        least = 1.0 + 1e-6 if name == "rope_theta" else 1.0 / MAX_NUMBER
+        check_number(name, getattr(config, name), "a scale", least=least)

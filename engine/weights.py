@@ -23,7 +23,6 @@ from engine.checkpoint_config import (
     TargetLayout,
     drafter_config,
     drafter_fields,
-    read_fields,
     target_fields,
     target_layout,
 )
@@ -35,6 +34,7 @@ from engine.checkpoint_files import (
 )
 from engine.drafter import Drafter, drafter_shapes
 from engine.errors import WeightsError
+from engine.json_fields import read_fields
 from engine.quantized import (
     PLAIN_DTYPES,
     Weight,

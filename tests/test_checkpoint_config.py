@@ -7,13 +7,13 @@ from engine.checkpoint_config import (
     FP8,
     INT4,
     Quantization,
-    read_fields,
     target_config,
     target_fields,
     target_layout,
 )
 from engine.config import YarnConfig
 from engine.errors import ConfigError, WeightsError
+from engine.json_fields import read_fields
 from tests.kimi import KIMI
 from tests.published_configs import (
     DEEPSEEK_V3,
@@ -41,7 +41,21 @@ def with_rope(**changes):
         ({"attention_bias": True}, "attention_bias"),
         ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope type"),
         ({"rope_scaling": {"type": "yarn", "factor": 2}}, "original_max_position_embeddings"),
-        ({"rope_scaling": {"type": "yarn", "factor": "forty"}}, "rope factor: expected a number"),
+        (with_rope(factor="forty"), "yarn.factor: expected a number in 1..1e.18, got 'forty'"),
+        (with_rope(factor=10**400), "yarn.factor: expected a number"),
+        (with_rope(beta_fast=math.inf), "yarn.beta_fast: expected a number"),
+        (with_rope(beta_slow=5e-324), "yarn.beta_slow: expected a number"),
+        (with_rope(mscale=math.nan), "yarn.mscale: expected a number"),
+        (with_rope(mscale_all_dim=-10 / L40), "growth of q and k: expected a number"),
+        (with_rope(attention_factor="1"), "attention_factor: expected a number"),
+        ({"rope_scaling": [1]}, r"rope_scaling: expected an object, got \[1\]"),
+        ({"rope_theta": "10000"}, "rope_theta: expected a number"),
+        ({"rope_theta": 1}, "rope_theta: expected a number"),
+        ({"rms_norm_eps": True}, "rms_norm_eps: expected a number"),
+        ({"routed_scaling_factor": math.nan}, "routed_scaling_factor: expected a number"),
+        ({"norm_topk_prob": "false"}, "norm_topk_prob: expected True or False, got 'false'"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers: expected an integer in 1..4096"),
+        ({"hidden_size": 10**30}, "hidden_size: expected an integer in 1..2147483647"),
         ({"rope_scaling": with_rope(truncate=False)["rope_scaling"]}, "rope_scaling.truncate"),
         (
             {"rope_scaling": with_rope(factor=1, attention_factor=1.5)["rope_scaling"]},
@@ -164,6 +178,9 @@ def in_weights(**changes):
     [
         ({"quant_method": "awq"}, "quant_method: expected fp8 or compressed-tensors, got 'awq'"),
         ({}, "quant_method: expected fp8"),
+        (["fp8"], r"quantization_config: expected an object, got \['fp8'\]"),
+        (INT4_QUANTIZATION | {"config_groups": [1]}, "config_groups: expected an object"),
+        (INT4_QUANTIZATION | {"config_groups": {"a": 1}}, "a: expected an object, got 1"),
         (FP8_QUANTIZATION | {"activation_scheme": "static"}, "activation_scheme: expected 'dyn"),
         (FP8_QUANTIZATION | {"weight_block_size": None}, "a block of .rows, columns., got None"),
         (FP8_QUANTIZATION | {"weight_block_size": [128]}, "a block of .rows, columns., got"),
@@ -188,7 +205,13 @@ def test_another_models_wrapper_is_refused():
         target_layout(KIMI_WRAPPER | {"model_type": "llava"})
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "\udcff"])
+@pytest.mark.parametrize("count", [-1, 1.5, "one", 10**12])
+def test_a_number_of_prediction_layers_that_is_none_is_refused(count):
+    with pytest.raises(ConfigError, match="num_nextn_predict_layers: expected an integer in 0"):
+        target_layout(DEEPSEEK_V3 | {"num_nextn_predict_layers": count})
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "\udcff", '{"a":' * 50_000])
 def test_a_file_that_holds_no_json_object_is_refused(tmp_path, content):
     path = tmp_path / "config.json"
     path.write_bytes(content.encode("utf-8", "surrogateescape"))

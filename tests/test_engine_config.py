@@ -86,6 +86,12 @@ def test_an_impossible_target_is_refused(change):
         {"layer_types": ("full_attention",) * 5},
         {"layer_types": ("full",) * 6},
         {"sliding_window": None},
+        {"sliding_window": 10**30},
+        {"block_size": 514},
+        {"target_layer_ids": (0.5,)},
+        {"layer_types": (["full_attention"],) * 6},
+        {"rope_attention_factor": "1"},
+        {"rope_attention_factor": float("nan")},
     ],
     ids=str,
 )
@@ -116,6 +122,8 @@ def test_an_engine_needs_a_budget_within_its_range(budget):
         {"max_context": 0},
         {"prefill_chunk": 0},
         {"drafter_context": 0},
+        {"drafter_context": 10**30},
+        {"num_pages": 10**30},
         {"mode": "eagle"},
         {"budget_policy": "greedy"},
         {"cache_layout": "dense"},
@@ -132,6 +140,11 @@ def test_an_unknown_backend_is_refused_with_the_names_of_the_known():
 
     with pytest.raises(BackendError, match="expected one of reference, triton_split, got 'fast'"):
         check_backend("fast", ["triton_split", "reference"])
+
+
+def test_a_backend_that_is_no_name_is_refused_as_an_unknown_one():
+    with pytest.raises(BackendError, match=r"got \['fast'\]"):
+        check_backend(["fast"], {"reference"})
 
 
 def test_a_drafter_drafts_all_but_the_anchor():
