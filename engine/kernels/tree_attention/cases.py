@@ -239,6 +239,9 @@ CASES: tuple[TreeAttentionCase, ...] = (
     TreeAttentionCase("uneven", "a long, a short and an empty sequence share a launch",
                       (131, 2, 0, 40), (bush(11, 2), (-1,), chain(3), star(17)), page_size=16,
                       num_heads=3),
+    # Source: rmagur1203/vllm-ddtree tests/ddtree/t1_treemask.py, lengths and tree sizes.
+    TreeAttentionCase("three-requests", "trees behind three unequal prefixes, none a page long",
+                      (40, 23, 7), (bush(9, 16), bush(13, 17), bush(5, 18)), page_size=16),
     TreeAttentionCase("long", "more tiles, and so more splits, than one step of the merge takes",
                       (600,), (bush(16, 13),), num_heads=1, page_size=16),
     TreeAttentionCase("word-edge", "trees that cross the first mask word", (19, 5, 33),
