@@ -24,6 +24,7 @@ from engine.sampling import Sampling, choose_tokens
 from engine.target import Target
 from engine.verify import chain, plan_pass
 from tests.known_bugs import BUGS
+from tests.known_cases import CASES
 from tests.known_laws import LAWS
 from tests.nano import (
     BLOCK,
@@ -38,6 +39,7 @@ from tests.nano import (
     planted,
     prompt,
 )
+from tests.trees import path_to
 
 ROOT = Path(__file__).parent.parent
 CONFIG = MODELS.drafter.config
@@ -62,18 +64,14 @@ def random_trees(batch, sizes):
     return [random_tree(*pair, seed) for seed, pair in enumerate(zip(roots, sizes, strict=True))]
 
 
-def path_to(tree, node):
-    tokens = []
-    while node > 0:
-        tokens.insert(0, int(tree.token_ids[node]))
-        node = int(tree.parents[node])
-    return tokens
+def tokens_to(tree, node):
+    return tree.token_ids[path_to(tree, node)].tolist()
 
 
 def assert_every_node_is_judged_on_its_own_path(batch, trees, verified, *, every=1):
     for n, (sequence, tree) in enumerate(zip(batch.sequences, trees, strict=True)):
         for node in range(0, tree.tree_size, every):
-            streams = naive_pass([*sequence.token_ids, *path_to(tree, node)])[1]
+            streams = naive_pass([*sequence.token_ids, *tokens_to(tree, node)])[1]
             taps = torch.cat([streams[i] for i in CONFIG.target_layer_ids], dim=-1)
             best = TARGET.head(streams[-1][-1:])[0].log_softmax(-1).max(-1)
             assert int(verified.target_tokens[n, node]) == int(best.indices)
@@ -104,9 +102,10 @@ def test_every_known_bug_is_tested_or_cannot_occur_for_a_stated_reason():
 
 
 @pytest.mark.parametrize(
-    "test", sorted({test for bug in BUGS for test in bug.tests}.union(*LAWS.values()))
+    "test",
+    sorted({test for bug in BUGS for test in bug.tests}.union(*LAWS.values(), *CASES.values())),
 )
-def test_a_test_that_holds_a_bug_exists(test):
+def test_a_test_that_holds_a_bug_a_law_or_a_case_exists(test):
     path, name = test.split("::")
 
     assert name.startswith("test_")
@@ -145,6 +144,21 @@ def test_unequal_trees_of_a_batch_are_masked_by_their_own_rows(layout, page_size
     verified = engine.verify(batch, trees)
 
     assert_every_node_is_judged_on_its_own_path(batch, trees, verified, every=3)
+
+
+@every_layout
+def test_every_node_of_three_steps_is_judged_on_its_own_path(layout):
+    """Source: rmagur1203/vllm-ddtree tests/ddtree/t20_node_context.py: 48 contexts of 48."""
+    engine = make_engine(cache_layout=layout, node_budget=15)
+    batch = engine.prefill([prompt(12)])
+
+    for _ in range(3):
+        trees = engine.build(batch, engine.draft(batch))
+        verified = engine.verify(batch, trees)
+
+        assert [tree.tree_size for tree in trees] == [16]
+        assert_every_node_is_judged_on_its_own_path(batch, trees, verified)
+        engine.commit(batch, trees, verified)
 
 
 @every_layout
@@ -216,7 +230,7 @@ def test_the_order_of_siblings_changes_nothing_the_target_says():
     said = [engine.verify(batch, [tree]) for tree in trees]
 
     by_path = [
-        {tuple(path_to(tree, node)): verified.log_probs[0, node] for node in range(40)}
+        {tuple(tokens_to(tree, node)): verified.log_probs[0, node] for node in range(40)}
         for tree, verified in zip(trees, said, strict=True)
     ]
     assert len(by_path[0]) == 40
