@@ -1,13 +1,13 @@
 """Measure how many tokens a step of the tiny pair commits: by text, temperature, budget, context.
 
     python -m engine.checkpoints.tiny.commit_lengths --contexts 256 --dtype float32
-    python -m engine.checkpoints.tiny.commit_lengths --windows 8 --device cuda --json FILE
-    python -m engine.checkpoints.tiny.commit_lengths --read FILE
+    python -m engine.checkpoints.tiny.commit_lengths --windows 32 --device cuda --json FILE
+    python -m engine.checkpoints.tiny.commit_lengths --read FILE FILE
 
 Prompts are windows of the held-out texts, short and long ones that end at the same places; the
 mean commit length of each window's continuation is one sample. Prints a Markdown table, and where
 two contexts have the same windows a second one of what the longer one changes. `--json` names a
-file that keeps every sample, `--read` prints the tables of such a file again.
+file that keeps every sample, `--read` prints the tables of such files again.
 """
 
 import argparse
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     options = _parser().parse_args(arguments)
     if options.read is not None:
-        cells = read_cells(options.read)
+        cells = [cell for file in options.read for cell in read_cells(file)]
         print("\n".join((*HEAD, *(cell.row for cell in cells))))
     else:
         _check(options)
@@ -191,7 +191,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--backend", default="reference", metavar="NAME")
     add("--dtype", type=_dtype, default=torch.bfloat16, metavar="NAME")
     add("--json", type=Path, metavar="FILE", help="keep every sample")
-    add("--read", type=Path, metavar="FILE", help="measure nothing, print what --json kept")
+    add("--read", type=Path, nargs="+", metavar="FILE", help="print what --json kept")
     return parser
 
 
