@@ -57,12 +57,13 @@ def _index_files(directory: Path) -> list[Path]:
     if not (directory / INDEX_FILE).is_file():
         return sorted(directory.glob("*.safetensors"))
     weight_map = read_fields(directory / INDEX_FILE).get("weight_map")
-    names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
-    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+    entries = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not entries or not all(isinstance(n, str) and Path(n).name == n for n in entries):
         raise WeightsError(
             f"{directory / INDEX_FILE}: expected a weight_map to files beside it, got {weight_map}"
         )
-    if missing := sorted(name for name in names if not (directory / name).is_file()):
+    names, there = set(entries), {path.name for path in directory.iterdir() if path.is_file()}
+    if missing := sorted(names - there):
         raise WeightsError(
             f"{directory}: expected the {len(names)} files of {INDEX_FILE}, got {len(missing)} "
             f"missing, {missing[0]} first (an incomplete download?)"
@@ -161,6 +162,11 @@ class CheckpointFiles:
             return [_Source(name + part.suffix, part.shape)]
         if not part.suffix and (fused := _fused(name, part.shape)).name in self.stored:
             return [fused]
+        if part.shape[0] > len(self.stored):
+            raise WeightsError(
+                f"{self.directory}: expected {name} of {part.shape[0]} experts, got "
+                f"{len(self.stored)} tensors in all (a checkpoint of another model?)"
+            )
         return [
             _Source(expert_name(name, expert) + part.suffix, part.shape[1:], expert)
             for expert in range(part.shape[0])
@@ -174,14 +180,14 @@ class CheckpointFiles:
             tensor: Tensor = opened[path].get_tensor(stored_name)
             return tensor
 
-        sources = self._sources(name, part)
-        if part.dtype is None:
-            first = stored(sources[0]).dtype
-            part = replace(part, dtype=first, dtypes=(first,))
-        whole = torch.empty(part.shape, dtype=part.dtype, device=device)
-        for source in sources:
+        whole = torch.empty(0)
+        for number, source in enumerate(self._sources(name, part)):
             tensor = stored(source)
             part.check(source.name, tensor, source.shape)
+            if number == 0:  # room is made for what is there, not for what a configuration says
+                dtype = part.dtype or tensor.dtype
+                part = part if part.dtype else replace(part, dtypes=(dtype,))
+                whole = torch.empty(part.shape, dtype=dtype, device=device)
             place = whole if source.expert is None else whole[source.expert]
             place.copy_(tensor if source.rows is None else tensor[:, source.rows])
         return whole

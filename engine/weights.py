@@ -9,6 +9,7 @@ This module owns the files and knows nothing about what the tensors do.
 
 import json
 import re
+import struct
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,7 @@ from engine.checkpoint_files import (
     split_experts,
 )
 from engine.drafter import Drafter, drafter_shapes
-from engine.errors import WeightsError
+from engine.errors import ConfigError, WeightsError
 from engine.json_fields import read_fields
 from engine.quantized import (
     PLAIN_DTYPES,
@@ -48,6 +49,17 @@ TENSOR_FILE = "model.safetensors"
 MASK_FILE = "mask_embedding.pt"
 MASK_TENSOR = "mask_embedding.weight"
 HEAD_TENSOR = "lm_head.weight"
+# What torch's reader of pickles raises on damaged ones.
+_NO_PICKLE = (
+    UnpicklingError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    TypeError,
+    struct.error,
+)
 _VISION = re.compile(r"(model\.)?(vision_tower|mm_projector)\.")  # of the wrapper; not the text's
 
 
@@ -76,8 +88,12 @@ def load_target(
         A file is missing or damaged, a tensor is missing, unknown, stored twice or of another
         shape or dtype.
     ConfigError
-        The configuration is of no model or no storage the engine has.
+        The configuration is of no model or no storage the engine has, or `dtype` is not of plain
+        numbers.
     """
+    if dtype not in PLAIN_DTYPES:
+        names = ", ".join(str(known).removeprefix("torch.") for known in PLAIN_DTYPES)
+        raise ConfigError(f"dtype: expected one of {names}, got {dtype!r} (of hidden states)")
     directory = Path(model_dir)
     layout = target_layout(read_fields(directory / CONFIG_FILE))
     checkpoint = CheckpointFiles(directory, partial(_target_name, layout))
@@ -207,20 +223,23 @@ def _read_mask(path: Path, mask_token_id: int, hidden_size: int) -> Tensor:
     """Read a drafter's own mask embedding: a tensor, or a record with one and its token id."""
     try:
         value = torch.load(path, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError) as error:
-        raise WeightsError(f"{path}: expected a saved tensor, got {error}") from error
+    except _NO_PICKLE as error:
+        raise WeightsError(f"{path}: expected a saved tensor, got {error!r}") from error
     if isinstance(value, dict):
-        if value.get("mask_token_id", mask_token_id) != mask_token_id:
+        stored_id = value.get("mask_token_id", mask_token_id)
+        if isinstance(stored_id, Tensor) or stored_id != mask_token_id:
             raise WeightsError(
                 f"{path}: expected the embedding of mask token {mask_token_id}, got one of "
-                f"{value['mask_token_id']} (the configuration says so)"
+                f"{stored_id} (the configuration says so)"
             )
         value = value.get("embedding", value.get("mask_embedding"))
-    is_row = isinstance(value, Tensor) and value.dtype in PLAIN_DTYPES
+    is_plain = isinstance(value, Tensor) and value.dtype in PLAIN_DTYPES
+    is_row = is_plain and value.layout == torch.strided and not (value.is_nested or value.is_meta)
     if not is_row or value.numel() != hidden_size:
-        got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        is_shaped = isinstance(value, Tensor) and not value.is_nested
+        got = list(value.shape) if is_shaped else type(value).__name__
         raise WeightsError(
             f"{path}: expected {hidden_size} plain numbers, got {got} (one embedding)"
         )
-    mask: Tensor = value.flatten()
+    mask: Tensor = value.detach().flatten()  # a saved parameter would draw every draft into a graph
     return mask

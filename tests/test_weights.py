@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import pickle
 
 import pytest
 import torch
@@ -151,13 +150,41 @@ def test_a_tensor_in_two_files_is_refused(saved, has_index):
 
 
 @pytest.mark.parametrize(
-    "weight_map", [None, {}, {"a": 3}, {"a": "../target/model.safetensors"}, ["a"]]
+    "weight_map", [None, {}, {"a": 3}, {"a": ["b"]}, {"a": "../target/model.safetensors"}, ["a"]]
 )
 def test_an_index_without_files_beside_it_is_refused(saved, weight_map):
     write_index(saved / "target", weight_map)
 
     with pytest.raises(WeightsError, match=r"index\.json: expected a weight_map to files beside"):
         load_target(saved / "target")
+
+
+def test_a_shard_whose_name_no_file_can_have_is_missing(saved):
+    write_index(saved / "target", {"a": "x" * 5000})
+
+    with pytest.raises(WeightsError, match="got 1 missing, xxx"):
+        load_target(saved / "target")
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("hidden_size", r"model.embed_tokens.weight: expected \[23, 2147483647\]"),
+        ("n_routed_experts", "expected .* of 2147483646 experts, got .* tensors in all"),
+        ("moe_intermediate_size", r"expected \[2147483647, 32\]"),
+    ],
+)
+def test_room_is_made_for_what_is_stored_and_not_for_what_is_said(saved, field, message):
+    edit_config(saved / "target", **{field: 2**31 - 2 if field.startswith("n_") else 2**31 - 1})
+
+    with pytest.raises(WeightsError, match=message):
+        load_target(saved / "target")
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float8_e4m3fn, "float32"])
+def test_a_target_of_no_plain_numbers_is_refused(saved, dtype):
+    with pytest.raises(ConfigError, match="dtype: expected one of float64, float32"):
+        load_target(saved / "target", dtype=dtype)
 
 
 def wrap(directory, **extra):
@@ -326,59 +353,3 @@ def test_a_drafter_takes_its_callers_word_before_its_checkpoints(saved):
     assert drafter.config.is_block_causal
     assert drafter.config.rope_attention_factor == 1.5
     assert not load_drafter(saved / "drafter", target).config.is_block_causal
-
-
-MASK = torch.arange(32, dtype=torch.float32)
-NANO_MASK_ID = 22
-
-
-@pytest.mark.parametrize(
-    "stored",
-    [
-        MASK,
-        MASK.bfloat16().unsqueeze(0),
-        {"mask_token_id": NANO_MASK_ID, "embedding": MASK},
-        {"mask_embedding": MASK},
-    ],
-    ids=["a tensor", "a row", "a record", "a named tensor"],
-)
-def test_a_mask_embedding_beside_the_tensors_is_read_and_saved(saved, stored):
-    target = load_target(saved / "target", dtype=torch.float32)
-    torch.save(stored, saved / "drafter" / "mask_embedding.pt")
-
-    drafter = load_drafter(saved / "drafter", target)
-    save_drafter(drafter, saved / "again")
-
-    for read in (drafter, load_drafter(saved / "again", target)):
-        assert torch.equal(read.tensors["mask_embedding.weight"], MASK)
-
-
-@pytest.mark.parametrize(
-    ("stored", "message"),
-    [
-        (torch.ones(31), r"expected 32 plain numbers, got \[31\]"),
-        (torch.ones(32).int(), r"expected 32 plain numbers, got \[32\]"),
-        ({"mask_token_id": 3, "embedding": MASK}, "of mask token 22, got one of 3"),
-        ({"weight": MASK}, "expected 32 plain numbers, got NoneType"),
-        ([1.0] * 32, "expected 32 plain numbers, got list"),
-    ],
-)
-def test_a_mask_embedding_that_does_not_fit_is_refused(saved, stored, message):
-    torch.save(stored, saved / "drafter" / "mask_embedding.pt")
-
-    with pytest.raises(WeightsError, match=message):
-        load_drafter(saved / "drafter", load_target(saved / "target"))
-
-
-class Intruder:
-    def __reduce__(self):
-        return print, ("run",)
-
-
-@pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps(Intruder(), protocol=2)])
-def test_a_mask_embedding_that_is_no_saved_tensor_is_refused_and_never_run(saved, content, capsys):
-    (saved / "drafter" / "mask_embedding.pt").write_bytes(content)
-
-    with pytest.raises(WeightsError, match=r"mask_embedding\.pt: expected a saved tensor"):
-        load_drafter(saved / "drafter", load_target(saved / "target"))
-    assert capsys.readouterr().out == ""
