@@ -193,10 +193,12 @@ TWELVE = [
 ]
 
 
+@pytest.mark.parametrize("sharpness", [1, 6], ids=["as published, flat", "deep"])
 @pytest.mark.parametrize("number", range(12))
-def test_the_twelve_trees_of_vllm_ddtree_come_in_the_published_order(number):
+def test_the_twelve_trees_of_vllm_ddtree_come_in_the_published_order(number, sharpness):
     horizon, vocabulary, budget = TWELVE[number]
     logits = torch.randn(horizon, vocabulary, generator=torch.Generator().manual_seed(number))
+    logits *= sharpness  # even distributions give trees that are hardly deeper than one node
 
     tree = build_draft_tree(logits, root_token=ROOT, node_budget=budget)
 
