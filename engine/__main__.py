@@ -32,11 +32,11 @@ from engine.drafter import DraftModel
 from engine.errors import BackendError, BudgetError, ConfigError, EngineError, RequestError
 from engine.kernels import OPS
 from engine.planted import PlantedDrafter, record_continuation
-from engine.presets import END_TOKEN, TINY
-from engine.sampling import Sampling
+from engine.presets import END_TOKEN, NUM_BYTES, TINY
+from engine.sampling import Sampling, check_integer
 from engine.target import Target
 from engine.trace import StageClock, StepRecord, TraceHead, TraceWriter
-from engine.tree_text import NUM_BYTES, TextStream, quoted, tree_lines
+from engine.tree_text import TextStream, quoted, tree_lines
 from engine.weights import load_drafter, load_target
 
 USAGE_ERROR = 2
@@ -170,8 +170,7 @@ def _prompt(argument: str) -> list[int]:
 
 
 def _config(options: argparse.Namespace, prompt: Sequence[int]) -> EngineConfig:
-    if options.max_new_tokens < 1:
-        raise RequestError(f"max_new_tokens: expected at least 1, got {options.max_new_tokens}")
+    check_integer("max_new_tokens", options.max_new_tokens, least=1, reason="nothing to generate")
     return EngineConfig(
         mode=options.mode,
         node_budget=options.node_budget,

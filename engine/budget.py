@@ -151,8 +151,10 @@ class CostTable:
             raise ConfigError(f"cost table: expected JSON, got {error} (damaged?)") from error
         names = {field.name for field in dataclasses.fields(cls)}
         _check_names("cost table", record, {"format", *names})
-        if record.pop("format") != FORMAT:
-            raise ConfigError(f"cost table: expected the format {FORMAT!r}, got another")
+        if (stored := record.pop("format")) != FORMAT:
+            raise ConfigError(
+                f"cost table: expected the format {FORMAT!r}, got {stored!r} (measure it anew)"
+            )
         origin = record["origin"]
         _check_names("origin", origin, {field.name for field in dataclasses.fields(CostOrigin)})
         rows = _list("verify_seconds", record["verify_seconds"])

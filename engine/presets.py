@@ -24,7 +24,7 @@ from engine.weights import load_drafter, load_target
 
 TINY = Path(__file__).parent / "checkpoints" / "tiny"
 TEXTS = ("predictable", "code", "prose")  # held-out texts of the pair, in `checkpoints/tiny/texts`
-NUM_BYTES = 256  # `tiny` speaks bytes; the special tokens follow them
+NUM_BYTES = 256  # where bytes are the tokens; the special ones follow them
 END_TOKEN = 256
 MASK_TOKEN = 259
 SPREAD = 0.1  # of norm weights around 1 and of the router's bias around 0: neither may be idle

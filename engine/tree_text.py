@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from engine.draft_tree import DraftTree
+from engine.presets import NUM_BYTES
 from engine.trace import StepRecord
 
-NUM_BYTES = 256  # tokens from here on are special
 SHOWN_NODES = 12  # likeliest of each tree, shown beside the accepted ones; the rest is counted
 
 

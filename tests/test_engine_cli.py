@@ -218,7 +218,7 @@ def test_a_drafter_of_another_target_is_refused(capsys, byte_pair):
         (["hi", "--backend", "nope"], "attention_backend: expected one of reference, "),
         (["hi", "--node-budget", "0"], "node_budget: expected an integer in 1..512, got 0"),
         (["hi", "--node-budget", "513"], "node_budget: expected an integer in 1..512, got 513"),
-        (["hi", "--max-new-tokens", "0"], "max_new_tokens: expected at least 1, got 0"),
+        (["hi", "--max-new-tokens", "0"], "max_new_tokens: expected an integer >= 1, got 0"),
         (["hi", "--temperature", "-1"], "temperature: expected"),
         (["hi", "--top-p", "2"], "top_p: expected"),
         (["hi", "--seed", str(2**63)], "seed: expected an integer in -9223372036854775808"),
