@@ -127,7 +127,7 @@ BUGS = (
         "sgl-project/sglang 27924; vllm-project/vllm 46104",
         (
             "tests/test_drafter_twin.py::test_a_mask_embedding_of_the_checkpoints_own_takes_the_place_of_the_targets",
-            "tests/test_weights.py::test_a_mask_embedding_beside_the_tensors_is_read_and_saved",
+            "tests/test_mask_embedding.py::test_a_mask_embedding_beside_the_tensors_is_read_and_saved",
         ),
     ),
     Bug(
