@@ -11,7 +11,7 @@ from engine.layers import Rotary
 from engine.observer import STAGES
 from engine.planted import PlantedDrafter, record_continuation
 from engine.presets import preset
-from engine.sampling import GREEDY, choose_tokens
+from engine.sampling import GREEDY, Sampling, choose_tokens
 
 MODELS = preset("nano", dtype=torch.float64, seed=1)
 TARGET = MODELS.target
@@ -86,13 +86,19 @@ def assert_context_equals_one_from_scratch(engine, batch, n, streams):
             torch.testing.assert_close(grown, expected, rtol=0, atol=1e-9)
 
 
-def own_continuation(text, token_ids, sampling=GREEDY, seed=0):
+def own_continuation(text, token_ids, sampling=GREEDY, seed=0, *, target=TARGET):
     """What the target alone chooses at each prefix of a continuation, and its log-probs of it."""
     whole = [*text, *token_ids]
-    logits = TARGET.logits(whole)[len(text) - 1 : -1]
+    logits = target.logits(whole)[len(text) - 1 : -1]
     chosen = choose_tokens(logits, torch.arange(len(text), len(whole)), seed, sampling)
     log_probs = logits.double().log_softmax(-1).gather(1, chosen.unsqueeze(1)).flatten()
     return tuple(chosen.tolist()), tuple(log_probs.tolist())
+
+
+def own_tokens(target, text, token_ids, *, temperature=0.0, seed=0):
+    """What `target` alone chooses at each prefix of a continuation."""
+    sampling = Sampling(temperature)
+    return own_continuation(text, token_ids, sampling, seed, target=target)[0]
 
 
 def assert_is_the_targets_own(generation, text, sampling=GREEDY, seed=0):
@@ -101,6 +107,10 @@ def assert_is_the_targets_own(generation, text, sampling=GREEDY, seed=0):
     torch.testing.assert_close(
         torch.tensor(generation.logprobs), torch.tensor(log_probs), rtol=0, atol=2e-5
     )
+
+
+def pages_in_use(engine):
+    return engine.cache.shape.num_pages - engine.cache.num_free_pages
 
 
 def assert_nobody_holds_a_page(engine):

@@ -3,28 +3,11 @@ import dataclasses
 import pytest
 import torch
 
-from engine.drafter import MASK_EMBEDDING, Drafter, DraftRequest, TapRows
+from engine.drafter import MASK_EMBEDDING, Drafter, TapRows
 from engine.errors import ConfigError, ShapeError
 from engine.layers import Rotary
-from engine.presets import preset, random_drafter
+from tests.drafts import NANO, random_taps, request, variant
 from tests.kimi import KIMI_DRAFTER
-
-NANO = preset("nano", dtype=torch.float64, seed=3)
-
-
-def variant(**changes):
-    return random_drafter(dataclasses.replace(NANO.drafter.config, **changes), NANO.target, seed=3)
-
-
-def taps(count, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(
-        count, NANO.target.config.hidden_size, generator=generator, dtype=torch.float64
-    )
-
-
-def request(*roots):
-    return DraftRequest(roots, (0,) * len(roots), tuple(range(len(roots))))
 
 
 def draft(drafter, rows, root):
@@ -35,7 +18,7 @@ def draft(drafter, rows, root):
 
 def test_sequences_of_a_batch_do_not_see_each_other():
     drafter = NANO.drafter
-    rows = [taps(n, seed=n) for n in (0, 11, 70, 4)]
+    rows = [random_taps(n, seed=n) for n in (0, 11, 70, 4)]
     context = drafter.new_context(4)
     drafter.extend(context, TapRows(torch.cat(rows), tuple(map(len, rows))))
 
@@ -46,7 +29,7 @@ def test_sequences_of_a_batch_do_not_see_each_other():
 
 
 def test_a_selection_of_sequences_goes_on_as_before():
-    drafter, rows = NANO.drafter, [taps(n, seed=n) for n in (6, 9, 2)]
+    drafter, rows = NANO.drafter, [random_taps(n, seed=n) for n in (6, 9, 2)]
     context = drafter.new_context(3)
     drafter.extend(context, TapRows(torch.cat(rows), (6, 9, 2)))
 
@@ -69,7 +52,7 @@ def test_packed_taps_are_selected_by_sequence():
 def test_sliding_layers_read_the_window_alone_and_full_layers_everything():
     drafter = variant(layer_types=("sliding_attention", "sliding_attention"))
     full = NANO.drafter
-    near, far = taps(20), taps(20)
+    near, far = random_taps(20), random_taps(20)
     far[: 20 - drafter.config.sliding_window + 1] += 3.0  # all that no row's window reaches
 
     torch.testing.assert_close(draft(drafter, near, 1), draft(drafter, far, 1), rtol=0, atol=0)
@@ -77,11 +60,13 @@ def test_sliding_layers_read_the_window_alone_and_full_layers_everything():
 
 
 def test_the_root_token_stands_in_slot_zero():
-    assert not torch.equal(draft(NANO.drafter, taps(4), 1), draft(NANO.drafter, taps(4), 2))
+    assert not torch.equal(
+        draft(NANO.drafter, random_taps(4), 1), draft(NANO.drafter, random_taps(4), 2)
+    )
 
 
 def test_features_returned_by_an_extension_make_the_same_context_again():
-    drafter, rows = NANO.drafter, taps(90)
+    drafter, rows = NANO.drafter, random_taps(90)
     first, again = drafter.new_context(1), drafter.new_context(1)
 
     features = drafter.extend(first, TapRows(rows, (90,)))
@@ -100,7 +85,7 @@ def test_features_that_do_not_fit_their_counts_are_refused(counts, message):
     context = drafter.new_context(1)
 
     with pytest.raises(ShapeError, match=message):
-        drafter.extend_features(context, drafter.features(taps(4)), counts)
+        drafter.extend_features(context, drafter.features(random_taps(4)), counts)
 
     assert context.lengths == [0]
 
@@ -109,7 +94,7 @@ def test_a_negative_count_is_refused():
     drafter = NANO.drafter
 
     with pytest.raises(ShapeError, match="counts: expected 2 numbers >= 0"):
-        drafter.extend_features(drafter.new_context(2), drafter.features(taps(4)), (5, -1))
+        drafter.extend_features(drafter.new_context(2), drafter.features(random_taps(4)), (5, -1))
 
 
 @pytest.mark.parametrize("shape", [(1, 32), (31,)])

@@ -12,9 +12,9 @@ from engine.drafter_context import REWIND_ROWS, DrafterContext, Sight
 from engine.drafter_layer import block_mask
 from engine.errors import CacheError, ConfigError
 from engine.presets import preset, random_drafter
+from tests.drafts import NANO, random_taps, request
 from tests.kimi import KIMI_DRAFTER
 
-NANO = preset("nano", dtype=torch.float64, seed=3)
 BLOCK = NANO.drafter.config.block_size
 WINDOW = NANO.drafter.config.sliding_window
 RING = WINDOW - 1 + REWIND_ROWS
@@ -25,11 +25,6 @@ SLIDING = random_drafter(
 )
 
 
-def taps(count, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, NANO.drafter.fc.shape[1], generator=generator, dtype=torch.float64)
-
-
 def extended(drafter, *texts, max_context=None):
     context = drafter.new_context(len(texts), max_context=max_context)
     drafter.extend(context, TapRows(torch.cat(texts), tuple(map(len, texts))))
@@ -37,8 +32,7 @@ def extended(drafter, *texts, max_context=None):
 
 
 def draft(drafter, context):
-    roots = tuple(range(context.num_seqs))
-    return drafter.draft(context, DraftRequest(roots, (0,) * len(roots), roots))
+    return drafter.draft(context, request(*range(context.num_seqs)))
 
 
 def blank(lengths, **changes):
@@ -102,7 +96,7 @@ def test_the_layers_of_a_drafter_see_what_their_types_say():
 def test_the_rows_of_sliding_layers_do_not_grow_with_the_context():
     def row_counts(length, max_context):
         context = NANO.drafter.new_context(1, max_context=max_context)
-        NANO.drafter.extend(context, TapRows(taps(length), (length,)))
+        NANO.drafter.extend(context, TapRows(random_taps(length), (length,)))
         draft(NANO.drafter, context)
         counts = tuple(rows.untyped_storage().nbytes() // 8 // 8 - BLOCK for rows in context._keys)
         assert [rows.shape[2] for rows in context.values] == list(counts)
@@ -130,7 +124,7 @@ def test_a_long_extension_projects_and_writes_only_rows_that_are_kept():
 
 @pytest.mark.parametrize("max_context", [None, 20])
 def test_a_context_grown_in_pieces_equals_one_made_at_once(max_context):
-    source, drafter, text = random.Random(1), NANO.drafter, taps(500)
+    source, drafter, text = random.Random(1), NANO.drafter, random_taps(500)
     pieces, length = drafter.new_context(1, max_context=max_context), 0
     while length < 500:
         count = min(source.choice((0, 1, 3, BLOCK, 100)), 500 - length)
@@ -149,7 +143,7 @@ def test_a_context_grown_in_pieces_equals_one_made_at_once(max_context):
 
 
 def test_a_draft_leaves_every_context_row_as_it_was():
-    context = extended(NANO.drafter, taps(100), taps(7))
+    context = extended(NANO.drafter, random_taps(100), random_taps(7))
     before = [rows.clone() for rows in (*context.keys, *context.values)]
 
     draft(NANO.drafter, context)
@@ -159,7 +153,7 @@ def test_a_draft_leaves_every_context_row_as_it_was():
 
 
 def test_rows_outside_every_window_are_never_read():
-    context = extended(SLIDING, taps(300))
+    context = extended(SLIDING, random_taps(300))
     expected = draft(SLIDING, context)
     seen = {position % RING for position in range(300 - WINDOW + 1, 300)}
     for rows in (*context.keys, *context.values):
@@ -170,7 +164,7 @@ def test_rows_outside_every_window_are_never_read():
 
 
 def test_contexts_of_very_different_lengths_draft_as_if_alone():
-    texts = [taps(n, seed=n) for n in (0, 3000, 1, RING, 129)]
+    texts = [random_taps(n, seed=n) for n in (0, 3000, 1, RING, 129)]
     context = extended(NANO.drafter, *texts)
 
     together = draft(NANO.drafter, context)
@@ -184,7 +178,7 @@ def test_contexts_of_very_different_lengths_draft_as_if_alone():
 
 @pytest.mark.parametrize("length", [RING - 1, RING + 1, 500])
 def test_a_rewind_within_the_spare_rows_is_exact(length):
-    text = taps(length + 200)
+    text = random_taps(length + 200)
     context = extended(SLIDING, text[:length])
     expected = draft(SLIDING, context)
 
@@ -197,9 +191,9 @@ def test_a_rewind_within_the_spare_rows_is_exact(length):
 
 
 def test_rewinds_are_counted_from_the_greatest_length_so_far():
-    context = extended(SLIDING, taps(300))
+    context = extended(SLIDING, random_taps(300))
     context.rewind([250])
-    SLIDING.extend(context, TapRows(taps(10), (10,)))
+    SLIDING.extend(context, TapRows(random_taps(10), (10,)))
 
     context.rewind([236])
 
@@ -210,7 +204,7 @@ def test_rewinds_are_counted_from_the_greatest_length_so_far():
 
 def test_a_context_no_ring_has_lost_a_row_of_goes_back_to_nothing():
     for drafter, length in ((SLIDING, RING), (NANO.drafter, RING)):
-        context = extended(drafter, taps(length))
+        context = extended(drafter, random_taps(length))
         context.rewind([0])
         torch.testing.assert_close(
             draft(drafter, context), draft(drafter, drafter.new_context(1)), rtol=0, atol=0
@@ -219,7 +213,7 @@ def test_a_context_no_ring_has_lost_a_row_of_goes_back_to_nothing():
 
 @pytest.mark.parametrize("lengths", [[4], [-1], [2, 2]])
 def test_a_context_goes_back_and_never_forward(lengths):
-    context = extended(NANO.drafter, taps(5))
+    context = extended(NANO.drafter, random_taps(5))
     context.rewind([3])
 
     with pytest.raises(CacheError, match=r"expected at most \[3\]"):
@@ -230,7 +224,7 @@ def test_a_context_goes_back_and_never_forward(lengths):
 
 @pytest.mark.parametrize("position", [1, 3, 5, RING, 777])
 def test_a_context_that_starts_late_drafts_as_a_whole_one(position):
-    text = taps(position + 3 * RING)
+    text = random_taps(position + 3 * RING)
     whole, late = extended(SLIDING, text[:position]), SLIDING.new_context(1)
     first = late.first_needed(position)
     late.start_at(0, first)
@@ -246,7 +240,7 @@ def test_a_context_that_starts_late_drafts_as_a_whole_one(position):
 
 
 def test_a_bounded_full_layer_lets_a_context_start_late():
-    text = taps(400)
+    text = random_taps(400)
     whole = extended(NANO.drafter, text, max_context=50)
     late = NANO.drafter.new_context(1, max_context=50)
     assert late.first_needed(400) == 400 - 50 + 1
@@ -259,7 +253,7 @@ def test_a_bounded_full_layer_lets_a_context_start_late():
 
 
 def test_a_late_start_is_refused_where_the_absent_rows_are_seen():
-    full, begun = NANO.drafter.new_context(1), extended(SLIDING, taps(2))
+    full, begun = NANO.drafter.new_context(1), extended(SLIDING, random_taps(2))
 
     with pytest.raises(CacheError, match="sees every row"):
         full.start_at(0, 1)
@@ -275,12 +269,12 @@ def test_a_late_start_is_refused_where_the_absent_rows_are_seen():
 def test_a_block_is_not_drafted_over_rows_that_are_absent():
     context = SLIDING.new_context(2)
     context.start_at(1, 100)
-    SLIDING.extend(context, TapRows(taps(WINDOW + 2), (4, WINDOW - 2)))
+    SLIDING.extend(context, TapRows(random_taps(WINDOW + 2), (4, WINDOW - 2)))
 
     with pytest.raises(CacheError, match=r"sequence 1: expected rows from 99 on, got rows 100\.\."):
         draft(SLIDING, context)
 
-    SLIDING.extend(context, TapRows(taps(1), (0, 1)))
+    SLIDING.extend(context, TapRows(random_taps(1), (0, 1)))
     draft(SLIDING, context)
     context.rewind([4, 100 + WINDOW - 1])  # where it is
     with pytest.raises(CacheError, match="expected at least"):
@@ -288,7 +282,7 @@ def test_a_block_is_not_drafted_over_rows_that_are_absent():
 
 
 def test_a_selection_keeps_what_each_sequence_may_go_back_to():
-    context = extended(SLIDING, taps(10), taps(300), taps(20))
+    context = extended(SLIDING, random_taps(10), random_taps(300), random_taps(20))
 
     context.select([1, 0])
 

@@ -14,12 +14,12 @@ import torch
 
 from engine.config import EngineConfig, YarnConfig
 from engine.decoder import Engine
-from engine.drafter import MASK_EMBEDDING, Drafter, DraftRequest, TapRows
+from engine.drafter import MASK_EMBEDDING, Drafter, TapRows
 from engine.drafter_context import REWIND_ROWS
-from engine.presets import preset, random_drafter, random_target
+from engine.presets import random_drafter, random_target
 from engine.weights import save_target
+from tests.drafts import NANO, random_taps, request, variant
 
-NANO = preset("nano", dtype=torch.float64, seed=3)
 BLOCK = NANO.drafter.config.block_size
 VOCAB = NANO.target.config.vocab_size
 AMPLITUDE = 0.1 * math.log(64.0) + 1.0  # what YaRN by 64 gives cos and sin in serving stacks
@@ -120,19 +120,6 @@ class NaiveDrafter:
     def of_layer(self, i):
         prefix = f"layers.{i}."
         return {k.removeprefix(prefix): v for k, v in self.weights.items() if k.startswith(prefix)}
-
-
-def variant(**changes):
-    return random_drafter(dataclasses.replace(NANO.drafter.config, **changes), NANO.target, seed=3)
-
-
-def random_taps(count, drafter=NANO.drafter, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, drafter.fc.shape[1], generator=generator, dtype=torch.float64)
-
-
-def request(*roots):
-    return DraftRequest(roots, (0,) * len(roots), tuple(range(len(roots))))
 
 
 def assert_same(got, expected):

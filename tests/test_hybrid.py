@@ -18,16 +18,13 @@ from tests.nano import (
     assert_nobody_holds_a_page,
     assert_state_equals_recomputation,
     make_engine,
+    pages_in_use,
     planted,
     prompt,
 )
 from tests.steered import Steered, random_logits
 
 PROMPTS = [prompt(n, seed=n) for n in (33, 1, 18, 60)]
-
-
-def pages_in_use(engine):
-    return engine.cache.shape.num_pages - engine.cache.num_free_pages
 
 
 def drafting_for(index):

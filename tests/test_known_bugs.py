@@ -20,7 +20,7 @@ from engine.page_pool import PagePool, PageTables
 from engine.planted import PlantedDrafter, record_continuation
 from engine.presets import preset, random_drafter, sample_text
 from engine.quantized import Fp8BlockWeight
-from engine.sampling import Sampling, choose_tokens
+from engine.sampling import Sampling
 from engine.target import Target
 from engine.verify import chain, plan_pass
 from tests.known_bugs import BUGS
@@ -36,6 +36,7 @@ from tests.nano import (
     make_engine,
     naive_pass,
     own_continuation,
+    own_tokens,
     planted,
     prompt,
 )
@@ -78,14 +79,6 @@ def assert_every_node_is_judged_on_its_own_path(batch, trees, verified, *, every
             assert float(verified.log_probs[n, node]) == pytest.approx(float(best.values), abs=1e-5)
             got = verified.taps[verified.offsets[n] + node]
             torch.testing.assert_close(got, taps[-1], rtol=0, atol=1e-9)
-
-
-def own_tokens(target, text, token_ids, temperature=0.0, seed=0):
-    """What another target than the usual one says after each beginning of a text."""
-    whole = [*text, *token_ids]
-    logits = target.logits(whole)[len(text) - 1 : -1]
-    positions = torch.arange(len(text), len(whole))
-    return tuple(choose_tokens(logits, positions, seed, Sampling(temperature)).tolist())
 
 
 def defined_tests(path):
@@ -376,7 +369,7 @@ def test_a_quantised_target_says_in_trees_what_it_says_alone(temperature):
 
     (got,) = engine_of(target).generate([text], max_new_tokens=20, temperature=temperature, seed=4)
 
-    assert got.token_ids == own_tokens(target, text, got.token_ids, temperature, seed=4)
+    assert got.token_ids == own_tokens(target, text, got.token_ids, temperature=temperature, seed=4)
 
 
 def fp8(weight):

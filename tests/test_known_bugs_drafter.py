@@ -12,11 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from engine.checkpoint_config import target_layout
 from engine.config import CACHE_LAYOUTS
-from engine.drafter import Drafter, DraftRequest, TapRows
+from engine.drafter import Drafter, TapRows
 from engine.drafter_context import REWIND_ROWS, DrafterContext
 from engine.errors import ConfigError, WeightsError
 from engine.target import Target
 from engine.weights import load_drafter, save_drafter
+from tests.drafts import random_taps, request
 from tests.kimi import KIMI_DRAFTER
 from tests.nano import MODELS, POISON, TARGET, VOCAB, make_engine, naive_pass, prompt
 from tests.published_configs import DEEPSEEK_V3, FP8_QUANTIZATION, INT4_QUANTIZATION
@@ -24,13 +25,8 @@ from tests.published_configs import DEEPSEEK_V3, FP8_QUANTIZATION, INT4_QUANTIZA
 DRAFTER = MODELS.drafter
 
 
-def random_taps(count, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(count, DRAFTER.fc.shape[1], generator=generator, dtype=torch.float64)
-
-
 def draft(drafter, context, *roots):
-    return drafter.draft(context, DraftRequest(roots, (0,) * len(roots), tuple(range(len(roots)))))
+    return drafter.draft(context, request(*roots))
 
 
 def draft_after(*parts, drafter=DRAFTER, root=5):

@@ -15,7 +15,7 @@ from engine.config import PAGE_SIZES, EngineConfig
 from engine.decoder import Engine
 from engine.planted import PlantedDrafter, record_continuation
 from engine.presets import preset
-from engine.sampling import Sampling, choose_tokens
+from tests.nano import own_tokens
 from tests.steered import Steered, one_token_only, random_logits, tied_logits
 
 SEEDS = range(18)
@@ -49,14 +49,6 @@ def prompts_of(seed, vocab_size):
     source = random.Random(seed)
     lengths = (1, source.randint(2, 20), source.randint(50, 66))  # up to and over a page of 64
     return [[source.randrange(vocab_size) for _ in range(n)] for n in lengths]
-
-
-def own_tokens(target, prompt, token_ids, *, temperature=0.0, seed=0):
-    """What the target alone chooses at each prefix of `token_ids`."""
-    text = [*prompt, *token_ids]
-    logits = target.logits(text)[len(prompt) - 1 : -1]
-    positions = torch.arange(len(prompt), len(text))
-    return tuple(choose_tokens(logits, positions, seed, Sampling(temperature)).tolist())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -21,6 +21,7 @@ from tests.nano import (
     assert_nobody_holds_a_page,
     assert_state_equals_recomputation,
     make_engine,
+    pages_in_use,
     planted,
     prompt,
 )
@@ -45,10 +46,6 @@ def reusing(drafter=MODELS.drafter, **changes):
 def counting(**changes):
     config = EngineConfig(prefix_reuse=True, max_context=256, **changes)
     return Engine(CountingTarget(), MODELS.drafter, config, page_fill=POISON)
-
-
-def pages_in_use(engine):
-    return engine.cache.shape.num_pages - engine.cache.num_free_pages
 
 
 def prefilled_rows(engine, text):
