@@ -298,7 +298,7 @@ _DRAFTER_SIZES = (
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What the caller chose for one engine; nothing here is replaced silently.
+    """What the caller chose for one engine, checked when made; nothing is replaced silently.
 
     Parameters
     ----------
@@ -306,6 +306,10 @@ class EngineConfig:
         A draft tree; its linear form, the likeliest token of each depth; no drafts at all.
     node_budget : int
         Draft nodes of a sequence's tree, root excluded.
+    page_size : int
+        Rows of a KV page, one of `PAGE_SIZES`.
+    max_context, prefill_chunk : int
+        Most tokens of a sequence, prompt and new ones, and of one prefill pass over its prompt.
     budget_policy : "fixed", "shared" or "adaptive"
         Every sequence gets `node_budget` nodes; the sequences of a batch share as many as that
         would be, the likeliest first; or they share fewer where a measured cost table says that
