@@ -6,7 +6,8 @@ again, from the features kept beside the pages. The rest runs in chunks, each a 
 certain.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from engine.batch import StepBatch
@@ -15,7 +16,7 @@ from engine.drafter import DraftModel, TapRows
 from engine.errors import RequestError
 from engine.sampling import Sampling, check_integer, check_seed
 from engine.sequence import SequenceState
-from engine.target import Target, check_tokens
+from engine.target import Target, check_tokens, is_list
 from engine.verify import append_chain
 
 
@@ -63,18 +64,17 @@ class Prefill:
 
 
 def check_prompts(
-    prompts: Sequence[object], vocab_size: int, max_context: int, *, max_new_tokens: int = 0
+    prompts: object, vocab_size: int, max_context: int, *, max_new_tokens: int = 0
 ) -> None:
     """Refuse prompts that are no token ids or leave no room for what follows: `RequestError`."""
+    if not is_list(prompts):
+        raise RequestError(
+            f"prompts: expected a list of prompts, got {prompts!r} (also if there is one)"
+        )
     if len(prompts) == 0:
         raise RequestError("prompts: expected at least one, got none (an empty batch)")
     for prompt in prompts:
-        if not isinstance(prompt, Collection):
-            raise RequestError(
-                f"prompt: expected token ids, got {prompt!r} (prompts are a sequence of prompts, "
-                "also if there is one)"
-            )
-        check_tokens(list(prompt), vocab_size)
+        check_tokens(prompt, vocab_size)
         if len(prompt) + max_new_tokens > max_context:
             raise RequestError(
                 f"prompt and new tokens: expected at most {max_context}, got "
@@ -84,7 +84,7 @@ def check_prompts(
 
 def check_stops(token_ids: object, vocab_size: int) -> None:
     """Refuse stop tokens that the target can never say with a `RequestError`."""
-    if not isinstance(token_ids, Collection):
+    if not is_list(token_ids) and not isinstance(token_ids, AbstractSet):
         raise RequestError(
             f"stop_token_ids: expected a collection, got {token_ids!r} (also if there is one)"
         )

@@ -18,6 +18,7 @@ of Stafford's mix 13. Differs: a stream starts at a hash of its number instead o
 """
 
 import math
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -68,7 +69,7 @@ class Sampling:
     min_p: float = 0.0  # tokens stay that are this likely, relative to the most likely one
 
     def __post_init__(self) -> None:
-        if not (_is_number(self.temperature) and 0.0 <= self.temperature < math.inf):
+        if not (_is_number(self.temperature) and 0.0 <= self.temperature <= sys.float_info.max):
             raise RequestError(
                 f"temperature: expected a finite number >= 0, got {self.temperature!r} (0 = greedy)"
             )

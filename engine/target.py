@@ -6,9 +6,11 @@ nothing about drafting, sampling or who owns the cache. Tensors keep their check
 except that the routed experts of a layer are stacked under one name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -174,8 +176,12 @@ class Target:
         return self.head(x)
 
 
-def check_tokens(token_ids: Sequence[int], vocab_size: int) -> None:
+def check_tokens(token_ids: object, vocab_size: int) -> None:
     """Refuse a prompt that is empty, no integers or outside the vocabulary: `RequestError`."""
+    if not is_list(token_ids):
+        raise RequestError(
+            f"prompt: expected token ids, got {token_ids!r} (a list or an array of them, in order)"
+        )
     if len(token_ids) == 0:
         raise RequestError("prompt: expected at least one token, got none (a step needs a root)")
     for token in token_ids:
@@ -190,6 +196,12 @@ def check_tokens(token_ids: Sequence[int], vocab_size: int) -> None:
             f"prompt: expected token ids in 0..{vocab_size - 1}, got {outside[0]} "
             "(the target's vocabulary)"
         )
+
+
+def is_list(value: object) -> TypeGuard[Collection[Any]]:
+    """Return whether a value has a number of members in an order: no set, array of none or text."""
+    is_other = isinstance(value, str | AbstractSet | Mapping) or getattr(value, "ndim", 1) == 0
+    return isinstance(value, Collection) and not is_other
 
 
 def target_shapes(config: TargetConfig) -> dict[str, Shape]:

@@ -1,6 +1,7 @@
 """What no engine is built from and what no engine serves, with what is said of it."""
 
 import pytest
+import torch
 
 from engine.config import EngineConfig
 from engine.decoder import Engine
@@ -45,6 +46,13 @@ def test_a_drafter_of_another_target_is_refused():
         ([[1]], {"seed": [1, 2]}, "seed: expected one"),
         ([[1]], {"seed": 2**63}, "seed"),
         ([1, 2], {}, "prompt: expected token ids, got 1"),
+        (None, {}, "prompts: expected a list of prompts, got None"),
+        ((prompt for prompt in [[1]]), {}, "prompts: expected a list of prompts, got <generator"),
+        ({0: [1]}, {}, "prompts: expected a list of prompts, got {0"),
+        (torch.tensor(1), {}, "prompts: expected a list of prompts, got tensor"),
+        ([torch.tensor(1)], {}, "prompt: expected token ids, got tensor"),
+        ([{1, 2}], {}, "prompt: expected token ids, got {1, 2}"),
+        ([(token for token in [1])], {}, "prompt: expected token ids, got <generator"),
         ([[1.0]], {}, r"expected integer token ids, got 1\.0"),
         ([[True]], {}, "expected integer token ids, got True"),
         ([[1]], {"max_new_tokens": True}, "max_new_tokens: expected an integer >= 1, got True"),
@@ -56,6 +64,9 @@ def test_a_drafter_of_another_target_is_refused():
         ([[1]], {"temperature": 0.0, "sampling": Sampling()}, "expected none beside a Sampling"),
         ([[1]], {"sampling": 0.5}, "sampling: expected a Sampling, got 0.5"),
         ([[1]], {"stop_token_ids": 5}, "stop_token_ids: expected a collection, got 5"),
+        ([[1]], {"stop_token_ids": ""}, "stop_token_ids: expected a collection, got ''"),
+        ([[1]], {"stop_token_ids": torch.tensor(1)}, "stop_token_ids: expected a collection"),
+        ([[1]], {"temperature": 10**400}, "temperature: expected a finite number >= 0, got 1000"),
         (
             [[1]],
             {"stop_token_ids": {VOCAB}},
@@ -67,3 +78,9 @@ def test_a_drafter_of_another_target_is_refused():
 def test_a_request_that_cannot_be_served_is_refused(prompts, changes, message):
     with pytest.raises(RequestError, match=message):
         make_engine().generate(prompts, **({"max_new_tokens": 4} | changes))
+
+
+@pytest.mark.parametrize("prompt", [None, 5, (token for token in [1]), {1: 2}])
+def test_the_plain_pass_refuses_what_is_no_list_of_tokens(prompt):
+    with pytest.raises(RequestError, match="prompt: expected token ids, got"):
+        TARGET.logits(prompt)
