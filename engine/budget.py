@@ -10,14 +10,13 @@ them compared, one pool for all sequences. This module measures nothing.
 
 import dataclasses
 import json
-import math
 from bisect import bisect, bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
-from engine.config import BUDGET_POLICIES, MAX_NODE_BUDGET
+from engine.config import BUDGET_POLICIES, MAX_NODE_BUDGET, MAX_NUMBER, MAX_SIZE
 from engine.draft_tree import DraftTree
 from engine.errors import ConfigError
 from engine.node_pool import pool_nodes, share_nodes
@@ -147,7 +146,7 @@ class CostTable:
         """
         try:
             record = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"cost table: expected JSON, got {error} (damaged?)") from error
         names = {field.name for field in dataclasses.fields(cls)}
         _check_names("cost table", record, {"format", *names})
@@ -280,10 +279,10 @@ def _check_grid(name: str, grid: Sequence[int], *, least: int) -> None:
     is_ascending = all(type(value) is int for value in grid) and all(
         low < high for low, high in pairwise(grid)
     )
-    if not grid or not is_ascending or grid[0] < least:
+    if not grid or not is_ascending or grid[0] < least or grid[-1] > MAX_SIZE:
         raise ConfigError(
-            f"{name}: expected ascending integers from {least} on, got {list(grid)} (grid of a "
-            "cost table)"
+            f"{name}: expected ascending integers from {least} on, at most {MAX_SIZE}, got "
+            f"{list(grid)} (grid of a cost table)"
         )
 
 
@@ -296,7 +295,7 @@ def _check_length(name: str, values: Sequence[object], length: int) -> None:
 
 def _check_times(name: str, times: Sequence[float]) -> None:
     for time in times:
-        if type(time) not in (float, int) or not 0.0 < time < math.inf:
+        if type(time) not in (float, int) or not 0.0 < time <= MAX_NUMBER:
             raise ConfigError(f"{name}: expected finite seconds > 0, got {time!r} (measured times)")
 
 

@@ -221,6 +221,10 @@ def changed(**fields):
     [
         ("{", "cost table: expected JSON"),
         ("[]", "cost table: expected .*, got list"),
+        ("[" * 50_000, "cost table: expected JSON"),
+        (changed(num_rows=[1, 16, 2**40]), "num_rows: expected ascending .* at most 2147483647"),
+        (changed(verify_seconds=[[1.0, 2.0, 10**400]] * 3), "verify_seconds: .*got 1000"),
+        (changed(verify_seconds=[[1e308, 1e308, 1e307]] * 3), "verify_seconds: .*got 1e.308"),
         (changed(origin="gone"), r"cost table: expected .*'origin'.*, got"),
         (changed(more=1), "cost table: expected .*'more'"),
         (changed(format="cost-table/2"), "format"),
