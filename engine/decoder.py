@@ -33,7 +33,7 @@ from engine.draft_tree import (
     root_tree,
 )
 from engine.drafter import DraftModel, TapRows, check_pair
-from engine.errors import ConfigError, RequestError
+from engine.errors import ConfigError, RequestError, ShapeError
 from engine.kernels import OPS
 from engine.kv_cache import CacheShape, LatentCache
 from engine.observer import StageObserver, stage
@@ -203,6 +203,7 @@ class Engine:
         roots = [sequence.root_token for sequence in batch.sequences]
         if draft_logits is None:
             return [root_tree(root) for root in roots]
+        self._check_draft(draft_logits, len(roots))
         build_tree = chain_tree if self.config.mode == "dflash" else build_draft_tree
         most = self.most_nodes(len(roots))
         trees = [
@@ -289,6 +290,16 @@ class Engine:
             return 0
         most = tree_budget(self.config.budget_policy, self.config.node_budget, num_seqs)
         return min(most, self.drafter.config.horizon) if self.config.mode == "dflash" else most
+
+    def _check_draft(self, draft_logits: Tensor, num_seqs: int) -> None:
+        """Refuse drafts of other sequences or of tokens that the target does not have."""
+        vocab_size = self.target.config.vocab_size
+        shape = list(draft_logits.shape)
+        if len(shape) != 3 or shape[0] != num_seqs or shape[2] != vocab_size:
+            raise ShapeError(
+                f"draft_logits: expected [{num_seqs}, horizon, {vocab_size}], got {shape} (one "
+                "block for each sequence, over the target's vocabulary)"
+            )
 
     def _begin(
         self,

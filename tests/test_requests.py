@@ -5,10 +5,11 @@ import torch
 
 from engine.config import EngineConfig
 from engine.decoder import Engine
-from engine.errors import BackendError, ConfigError, RequestError
+from engine.errors import BackendError, ConfigError, RequestError, ShapeError
 from engine.presets import preset
 from engine.sampling import Sampling
-from tests.nano import TARGET, VOCAB, make_engine
+from tests.nano import MODELS, TARGET, VOCAB, make_engine
+from tests.steered import Steered
 
 
 @pytest.mark.parametrize(
@@ -84,3 +85,20 @@ def test_a_request_that_cannot_be_served_is_refused(prompts, changes, message):
 def test_the_plain_pass_refuses_what_is_no_list_of_tokens(prompt):
     with pytest.raises(RequestError, match="prompt: expected token ids, got"):
         TARGET.logits(prompt)
+
+
+@pytest.mark.parametrize(
+    "steer",
+    [
+        lambda logits, _request: logits[:1],
+        lambda logits, _request: logits.repeat(1, 1, 2),
+        lambda logits, _request: logits[0],
+    ],
+    ids=["fewer sequences", "more tokens", "no sequences"],
+)
+def test_drafts_of_other_sequences_or_tokens_are_refused(steer):
+    engine = Engine(TARGET, Steered(MODELS.drafter, steer), EngineConfig(max_context=64))
+
+    with pytest.raises(ShapeError, match=r"draft_logits: expected \[2, horizon, 23\], got"):
+        engine.generate([[1, 2], [3]], max_new_tokens=4)
+    assert engine.cache.sequences == ()
