@@ -1,12 +1,14 @@
 # Two commands are all a fresh machine needs: `make bench` and `make test`.
 #   TORCH="torch==2.13.0"   another torch requirement, such as a CPU-only wheel
 #   PYTHON=python3.12       another interpreter (3.11 or newer)
+#   JOBS=4                  test processes, each about 1 GB
 PYTHON ?= python3
 TORCH ?= torch>=2.11,<2.14
 VENV := .venv
 BIN := $(VENV)/bin
 DB ?= sqlite:///ddtree-bench.db
 PYTEST_ARGS ?=
+JOBS ?= 2
 # One thread: the models are tiny, and several test processes share few cores.
 test test-gpu: export OMP_NUM_THREADS = 1
 
@@ -37,7 +39,7 @@ dashboard: install
 	$(BIN)/ddtree-bench --db "$(DB)" dashboard
 
 test: install
-	$(BIN)/python -m pytest -m "not gpu" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not gpu" --numprocesses $(JOBS) --dist loadfile $(PYTEST_ARGS)
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
