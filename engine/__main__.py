@@ -214,11 +214,11 @@ def _models(options: argparse.Namespace, prompt: Sequence[int]) -> tuple[Target,
             f"target: expected a vocabulary of at least {NUM_BYTES}, got "
             f"{target.config.vocab_size} (bytes are the tokens here)"
         )
-    longest = target.config.max_position_embeddings - options.max_new_tokens
-    if len(prompt) > longest:
+    longest = target.config.max_position_embeddings
+    if len(prompt) + options.max_new_tokens > longest:
         raise RequestError(
-            f"prompt: expected at most {longest} bytes, got {len(prompt)} (what the target can see "
-            f"less the {options.max_new_tokens} new tokens)"
+            f"prompt and new tokens: expected at most {longest}, got {len(prompt)} + "
+            f"{options.max_new_tokens} (what the target can see)"
         )
     if options.mode == "ar":
         return target, None
