@@ -18,10 +18,17 @@ import torch
 
 from benchmarks._regimes import DEVICE, PROFILE, step_axes
 from benchmarks._suite import CaseFacts, SuiteError, _Suite
-from engine import Engine, EngineConfig, PlantedDrafter, StepBatch, preset, step_bytes
+from engine import (
+    Engine,
+    EngineConfig,
+    PlantedDrafter,
+    StageClock,
+    StepBatch,
+    preset,
+    step_bytes,
+)
 from engine.draft_tree import WORD_BITS
 from engine.kernels import launched_programs
-from engine.trace import StageClock
 
 NODE_BUDGET = 16
 OBSERVED_STEPS = 5

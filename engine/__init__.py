@@ -32,7 +32,7 @@ from engine.errors import (
     ShapeError,
     WeightsError,
 )
-from engine.observer import STAGES, StageObserver
+from engine.observer import STAGES, StageClock, StageObserver
 from engine.planted import PlantedDrafter, record_continuation
 from engine.presets import Preset, preset, sample_text
 from engine.sampling import Sampling
@@ -64,6 +64,7 @@ __all__ = [
     "Sampling",
     "ShapeError",
     "Snapshot",
+    "StageClock",
     "StageObserver",
     "StepBatch",
     "StepResult",

@@ -31,11 +31,12 @@ from engine.decoder import Engine
 from engine.drafter import DraftModel
 from engine.errors import BackendError, BudgetError, ConfigError, EngineError, RequestError
 from engine.kernels import OPS
+from engine.observer import StageClock
 from engine.planted import PlantedDrafter, record_continuation
 from engine.presets import END_TOKEN, NUM_BYTES, TINY
 from engine.sampling import Sampling, check_integer
 from engine.target import Target
-from engine.trace import StageClock, StepRecord, TraceHead, TraceWriter
+from engine.trace import StepRecord, TraceHead, TraceWriter
 from engine.tree_text import TextStream, quoted, tree_lines
 from engine.weights import load_drafter, load_target
 

@@ -18,6 +18,7 @@ import torch
 from engine.budget import CostOrigin, CostTable
 from engine.cost import cost_origin
 from engine.decoder import Engine
+from engine.device import wait_for
 from engine.draft_tree import DraftTree
 from engine.errors import ConfigError
 
@@ -122,18 +123,13 @@ def _seconds(engine: Engine, run: Callable[[], object], repetitions: int) -> flo
     """Return the median wall time of `run`, the device idle at both ends."""
     times = []
     for turn in range(WARM_UP_RUNS + repetitions):
-        _wait_for(engine.target.device)
+        wait_for(engine.target.device)
         start_s = time.perf_counter()
         run()
-        _wait_for(engine.target.device)
+        wait_for(engine.target.device)
         if turn >= WARM_UP_RUNS:
             times.append(time.perf_counter() - start_s)
     return median(times)
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _prompt(engine: Engine, num_tokens: int, number: int) -> list[int]:

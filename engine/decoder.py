@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from engine.batch import Snapshot, StepBatch, StepResult
-from engine.budget import CostOrigin, CostTable, allot, tree_budget
+from engine.budget import CostTable, allot, tree_budget
 from engine.config import EngineConfig, check_backend
 from engine.cost import cost_origin
+from engine.device import upload
 from engine.draft_tree import (
     Acceptance,
     DraftTree,
@@ -37,7 +38,6 @@ from engine.errors import ConfigError, RequestError, ShapeError
 from engine.kernels import OPS
 from engine.kv_cache import CacheShape, LatentCache
 from engine.observer import StageObserver, stage
-from engine.page_pool import upload
 from engine.prefill import Prefill, check_prompts, check_stops, new_sequences
 from engine.sampling import GREEDY, Sampling, check_integer, choose_tokens, chosen_log_probs
 from engine.sequence import Generation, SequenceState
@@ -93,7 +93,7 @@ class Engine:
     ) -> None:
         check_backend(config.attention_backend, OPS["tree_attention"].implementations)
         _check_parts(target, drafter, config)
-        _check_costs(cost_table, config, cost_origin(target, drafter, config))
+        _check_costs(target, drafter, config, cost_table)
         self.target = target
         self.drafter = None if config.mode == "ar" else drafter
         self.config = config
@@ -349,13 +349,12 @@ class Engine:
 
     def _new_cache(self, num_pages: int) -> LatentCache:
         target, config, drafter = self.target, self.config, self.drafter
-        keeps_features = config.prefix_reuse and drafter is not None
         shape = CacheShape(
             num_layers=target.config.num_hidden_layers,
             num_pages=num_pages,
             page_size=config.page_size,
             row_dim=target.config.latent_dim,
-            feature_dim=drafter.config.hidden_size if drafter and keeps_features else 0,
+            feature_dim=drafter.config.hidden_size if drafter and config.prefix_reuse else 0,
         )
         return LatentCache(
             shape,
@@ -381,9 +380,11 @@ def _check_parts(target: Target, drafter: DraftModel | None, config: EngineConfi
         )
 
 
-def _check_costs(cost_table: CostTable | None, config: EngineConfig, origin: CostOrigin) -> None:
+def _check_costs(
+    target: Target, drafter: DraftModel | None, config: EngineConfig, cost_table: CostTable | None
+) -> None:
     if cost_table is not None:
-        cost_table.check_origin(origin)
+        cost_table.check_origin(cost_origin(target, drafter, config))
     elif config.budget_policy == "adaptive":
         raise ConfigError(
             "cost_table: expected one, got None (budget policy 'adaptive' weighs nodes by what "

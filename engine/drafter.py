@@ -23,6 +23,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engine.config import DrafterConfig, TargetConfig
+from engine.device import upload
 from engine.drafter_context import DrafterContext, Sight
 from engine.drafter_layer import (
     BlockRows,
@@ -33,7 +34,6 @@ from engine.drafter_layer import (
 )
 from engine.errors import ConfigError, ShapeError
 from engine.layers import Rotary, rms_norm
-from engine.page_pool import upload
 from engine.target import Shape, Target
 
 MASK_EMBEDDING = "mask_embedding.weight"  # optional: the target's own row of the mask otherwise

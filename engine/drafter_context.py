@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from engine.config import DrafterConfig
+from engine.device import upload
 from engine.errors import CacheError, ConfigError, ShapeError
-from engine.page_pool import upload
 
 LEAST_CAPACITY = 64  # context rows of the first buffer; it doubles whenever it is full
 REWIND_ROWS = 64  # spare rows of a ring: how far `rewind` may go back

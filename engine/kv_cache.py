@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from engine.config import check_page_size
+from engine.device import upload
 from engine.errors import CacheError, ConfigError, ShapeError
 from engine.page_ledger import Holding, PageLedger
-from engine.page_pool import PagePool, PageTables, upload
+from engine.page_pool import PagePool, PageTables
 from engine.prefix_index import PrefixIndex
-from engine.tree_scratch import ScratchShape, TreeScratch, check_rows, kept_nodes
+from engine.tree_scratch import ScratchShape, TreeScratch, kept_nodes, store_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,13 +245,11 @@ class LatentCache:
         ShapeError
             Shapes or the dtype do not fit.
         """
-        check_rows(slots, rows, self.pages)
-        self._flat()[layer].index_copy_(0, slots, rows)
+        store_rows(self.pages[layer], slots, rows)
 
     def write_features(self, slots: Tensor, rows: Tensor) -> None:
         """Store the drafter's features [n, feature_dim] of the positions at `slots`, as `write`."""
-        check_rows(slots, rows, self.features)
-        self.features.flatten(0, 1).index_copy_(0, slots, rows)
+        store_rows(self.features, slots, rows)
 
     def gather(self, layer: int, seq: int) -> Tensor:
         """Return a copy of the committed rows of `seq` in one layer, `[length, D]` in order."""

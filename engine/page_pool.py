@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from engine.device import upload
 from engine.errors import ConfigError, OutOfPagesError
 
 NO_PAGE = -1  # in a table, after the last page of a sequence
@@ -128,13 +129,6 @@ class PageTables:
         is_shared = self.ids is self.host
         self.host = _padded(self.host, rows, width)
         self.ids = self.host if is_shared else _padded(self.ids, rows, width)
-
-
-def upload(values: Tensor, device: torch.device) -> Tensor:
-    """Bring a tensor of the host to `device` without waiting for the device."""
-    if device.type != "cuda" or values.device == device:
-        return values.to(device)
-    return values.pin_memory().to(device, non_blocking=True)
 
 
 def _padded(table: Tensor, rows: int, width: int) -> Tensor:

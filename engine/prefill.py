@@ -14,7 +14,7 @@ from engine.batch import StepBatch
 from engine.config import EngineConfig
 from engine.drafter import DraftModel, TapRows
 from engine.errors import RequestError
-from engine.sampling import Sampling, check_integer, check_seed
+from engine.sampling import Sampling, check_integer
 from engine.sequence import SequenceState
 from engine.target import Target, check_tokens, is_list
 from engine.verify import append_chain
@@ -107,8 +107,6 @@ def new_sequences(
     RequestError
         There is no seed for each prompt, or one is no int64.
     """
-    if not isinstance(seed, Sequence):
-        check_seed(seed)
     seeds = seed if isinstance(seed, Sequence) else [seed] * len(prompts)
     if len(seeds) != len(prompts):
         raise RequestError(

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from engine.config import TargetConfig
+from engine.device import upload
 from engine.errors import RequestError
 from engine.layers import Rotary, Rotation, SwiGlu, linear, rms_norm, swiglu_shapes
 from engine.mla import AttentionPlan, Mla
 from engine.moe import Moe, Router
-from engine.page_pool import upload
 from engine.quantized import Weight, plain
 
 Shape = tuple[int, ...]

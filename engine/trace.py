@@ -14,12 +14,9 @@ for each appended token. The module knows nothing about text.
 """
 
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import BinaryIO
-
-import torch
 
 from engine.config import EngineConfig
 from engine.draft_tree import DraftTree
@@ -94,31 +91,3 @@ class TraceWriter:
         line = json.dumps(fields, allow_nan=False).encode() + b"\n"
         while line:  # a pipe may take a part at a time
             line = line[self._file.write(line) :]
-
-
-class StageClock:
-    """Wall time of each stage of the last step; on CUDA the device is idle at both ends."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._started_s = 0.0
-        self._seconds: dict[str, float] = {}
-
-    def start(self, stage: str) -> None:
-        """Wait for the device and begin the stage."""
-        del stage  # the engine names it again when it ends
-        self._wait()
-        self._started_s = time.perf_counter()
-
-    def stop(self, stage: str) -> None:
-        """Wait for the device and end the stage."""
-        self._wait()
-        self._seconds[stage] = time.perf_counter() - self._started_s
-
-    def seconds(self) -> dict[str, float]:
-        """Return the seconds of each stage of the step just finished."""
-        return dict(self._seconds)
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)

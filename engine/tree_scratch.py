@@ -97,8 +97,7 @@ class TreeScratch:
         ShapeError
             Shapes or the dtype do not fit.
         """
-        check_rows(slots, rows, self.rows)
-        self._flat()[layer].index_copy_(0, slots, rows)
+        store_rows(self.rows[layer], slots, rows)
 
     def slots(self, index: int, nodes: Sequence[int]) -> list[int]:
         """Return where nodes of tree `index` stand.
@@ -144,11 +143,15 @@ def kept_nodes(path: Tensor | Sequence[int]) -> list[int]:
     return kept
 
 
-def check_rows(slots: Tensor, rows: Tensor, storage: Tensor) -> None:
-    """Refuse rows that are not one for each slot, of the width and dtype of `storage`."""
+def store_rows(storage: Tensor, slots: Tensor, rows: Tensor) -> None:
+    """Copy `rows` [n, D] into `storage` [groups, group rows, D] (mutated) at `slots` [n].
+
+    A `ShapeError` refuses rows that are not one for each slot, of the storage's width and dtype.
+    """
     expected = (*slots.shape, storage.shape[-1])
     if slots.ndim != 1 or rows.shape != expected or rows.dtype != storage.dtype:
         raise ShapeError(
             f"rows: expected [n] slots and [n, {storage.shape[-1]}] {storage.dtype}, got "
             f"{list(slots.shape)} and {list(rows.shape)} {rows.dtype} (nothing is cast)"
         )
+    storage.flatten(0, 1).index_copy_(0, slots, rows)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.device import upload
 from engine.draft_tree import DraftTree
 from engine.kv_cache import LatentCache
 from engine.mla import AttentionPlan
-from engine.page_pool import upload
 from engine.target import PassRows, Target, TargetRows
 from engine.tree_scratch import TreeScratch
 

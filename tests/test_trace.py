@@ -13,9 +13,10 @@ from engine.__main__ import main
 from engine.config import EngineConfig
 from engine.decoder import Engine
 from engine.draft_tree import build_from_log_probs
+from engine.observer import StageClock
 from engine.presets import preset
 from engine.sampling import Sampling
-from engine.trace import StageClock, StepRecord, TraceHead, TraceWriter
+from engine.trace import StepRecord, TraceHead, TraceWriter
 from engine.tree_text import SHOWN_NODES, TextStream, quoted, tree_lines
 
 PROMPT = "def main("
