@@ -5,8 +5,6 @@ call is a plain one over the same buffers; on a CUDA device it is a graph (marke
 """
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ import torch
 from engine.kernels import OPS
 from engine.kernels.tree_attention import TreeAttentionCase
 from engine.kernels.tree_attention.cases import bush, chain, star
+from tests.interpreter import assert_passes_in_the_interpreter
 
 OP = OPS["tree_attention"]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -184,15 +183,4 @@ def test_every_tree_size_at_every_offset_agrees_with_the_reference(device, backe
 if not INTERPRETED:
 
     def test_triton_backends_pass_this_file_in_the_interpreter():
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-
-        run = subprocess.run(
-            [*command, "-m", "not gpu"],
-            env=os.environ | {"TRITON_INTERPRET": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-        assert run.returncode == 0, run.stdout + run.stderr
-        assert " passed" in run.stdout
+        assert_passes_in_the_interpreter(__file__)

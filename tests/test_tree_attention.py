@@ -6,8 +6,6 @@ on the CPU. On a CUDA device all backends run compiled (marker gpu).
 """
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -18,6 +16,7 @@ from engine.errors import BackendError, ShapeError
 from engine.kernels import OPS, launched_programs, tree_attention
 from engine.kernels.tree_attention import TreeAttentionCase
 from engine.kernels.tree_attention.cases import bush, inputs
+from tests.interpreter import assert_passes_in_the_interpreter
 
 OP = OPS["tree_attention"]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -298,18 +297,7 @@ if INTERPRETED:
 if not INTERPRETED:
 
     def test_triton_backends_pass_this_file_in_the_interpreter():
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-
-        run = subprocess.run(
-            [*command, "-m", "not gpu"],
-            env=os.environ | {"TRITON_INTERPRET": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-        assert run.returncode == 0, run.stdout + run.stderr
-        assert " passed" in run.stdout
+        assert_passes_in_the_interpreter(__file__)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="nothing of it runs in the interpreter")
