@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from benchmarks._regimes import DEVICE
+from benchmarks._device import DEVICE
 
 RUNS: Final = 4
 CPU_READ_BYTES: Final = 128 << 20

@@ -1,10 +1,13 @@
-"""Who ran the case: processor or GPU, as torch and the operating system name it."""
+"""Which device runs the cases: processor or GPU, as torch and the operating system name it."""
 
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
+
+DEVICE: Final = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @dataclass(frozen=True, slots=True)

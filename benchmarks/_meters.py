@@ -2,7 +2,7 @@
 
 The window and its validity codes are described in `_window.py`. Two codes say that there was none:
 `no_nvml` (no GPU in use, or no driver library) and `no_nvml_device` (NVML does not know the device
-in use).
+in use). A third, `no_window`, says that nobody watched.
 """
 
 import time
@@ -47,11 +47,27 @@ def observe(
         with open_nvml(uuid) as nvml:
             run = chunk_of(reset, body, torch.cuda.synchronize)
             counters, validity = watch(nvml, run, settle_s=SETTLE_S, window_s=window_s)
-            identity = NvmlIdentity.read(nvml)
+            gpu = _named(gpu, NvmlIdentity.read(nvml))
     except NvmlMissingError as missing:
         return Telemetry(gpu, validity=(missing.code,))
-    gpu = replace(gpu, driver=identity.driver, power_limit_w=identity.power_limit_w)
     return Telemetry(gpu, counters, validity)
+
+
+def identify(device: str) -> Telemetry:
+    """Describe the device as `observe` does, without a window."""
+    if device == "cpu":
+        return Telemetry(cpu_device(), validity=("no_nvml",))
+    gpu, uuid = cuda_device()
+    try:
+        with open_nvml(uuid) as nvml:
+            gpu = _named(gpu, NvmlIdentity.read(nvml))
+    except NvmlMissingError as missing:
+        return Telemetry(gpu, validity=(missing.code,))
+    return Telemetry(gpu, validity=("no_window",))
+
+
+def _named(gpu: Device, identity: NvmlIdentity) -> Device:
+    return replace(gpu, driver=identity.driver, power_limit_w=identity.power_limit_w)
 
 
 def chunk_of(

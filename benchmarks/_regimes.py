@@ -4,13 +4,12 @@ A profile never changes a case's identity. Class, method, parameter names and va
 in every profile, and the values of `quick` are a subset of those of `full`, so that results of
 both continue one series. All suites of `quick` together have at most 25 cases, since every case
 costs a process start a round. This module knows the axes; what a case does stands in its suite.
+It imports no torch: asv starts a process for each case, and some only hand on what others measured.
 """
 
 import os
 from dataclasses import dataclass
 from typing import Final
-
-import torch
 
 PROFILE_VARIABLE: Final = "DDTREE_BENCH_PROFILE"
 
@@ -151,4 +150,3 @@ def tree_axes(profile: Profile) -> TreeAxes:
 
 
 PROFILE: Final = profile_named(os.environ.get(PROFILE_VARIABLE, "quick"))
-DEVICE: Final = "cuda" if torch.cuda.is_available() else "cpu"

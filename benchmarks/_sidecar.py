@@ -6,21 +6,26 @@ present; null means not known. Who reads them stands on the other side of this f
 asv tells a process in an existing environment nothing at all, and in a managed one its commit
 (`ASV_COMMIT`); machine, run and, where needed, the commit come in the environment variables below
 from whoever started asv.
+
+Importing this module imports no torch: a process that only hands on a line must be cheap.
 """
+
+from __future__ import annotations
 
 import json
 import os
 import statistics
 import sys
 import uuid
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks._ceilings import Ceilings
-from benchmarks._meters import Telemetry
-from benchmarks._provenance import engine_provenance
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from benchmarks._ceilings import Ceilings
+    from benchmarks._meters import Telemetry
 
 SCHEMA: Final = 1
 ROOT: Final = Path(__file__).resolve().parent.parent  # of the checkout these benchmarks are in
@@ -61,7 +66,14 @@ class CaseRecord:
 
 
 def append_record(record: CaseRecord, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """Append the record to this run's sidecar; None where no run asked for one.
+    """Append the record to this run's sidecar; None where no run asked for one."""
+    if sidecar_dir(environ) is None:
+        return None
+    return append_line(sidecar_line(record, environ), environ)
+
+
+def append_line(line: dict[str, Any], environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Append a line to this run's sidecar, numbered; None where no run asked for one.
 
     The line is written by one call in append mode, so lines of several processes never mix.
     """
@@ -70,8 +82,7 @@ def append_record(record: CaseRecord, environ: Mapping[str, str] = os.environ) -
         return None
     run_id = environ.get(RUN_VARIABLE)
     path = directory / f"{run_id or f'asv-{os.getppid()}'}.jsonl"
-    line = sidecar_line(record, environ)
-    line["process_number"] = _process_number(path, line)
+    line = line | {"process_number": _process_number(path, line)}
     directory.mkdir(parents=True, exist_ok=True)
     with path.open("ab", buffering=0) as file:
         file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
@@ -91,8 +102,9 @@ def sidecar_dir(environ: Mapping[str, str]) -> Path | None:
 
 def sidecar_line(record: CaseRecord, environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the line as a dict, keys in the order of the schema."""
+    from benchmarks._provenance import engine_provenance  # noqa: PLC0415 - imports torch
+
     facts, telemetry = record.facts, record.telemetry
-    single = ["single_sample"] if len(record.samples_s) == 1 else []
     return {
         "schema": SCHEMA,
         "benchmark": record.benchmark,
@@ -104,9 +116,7 @@ def sidecar_line(record: CaseRecord, environ: Mapping[str, str]) -> dict[str, An
         "machine": environ.get(MACHINE_VARIABLE),
         "process_number": None,
         "pid": os.getpid(),
-        "n": len(record.samples_s),
-        "median_s": statistics.median(record.samples_s),
-        "samples_s": list(record.samples_s),
+        **_samples(record.samples_s),
         "started_at": record.started_at,
         "ended_at": record.ended_at,
         "timer": record.timer,
@@ -120,9 +130,31 @@ def sidecar_line(record: CaseRecord, environ: Mapping[str, str]) -> dict[str, An
         "ceilings": asdict(record.ceilings),
         "device": asdict(telemetry.device),
         "counters": {name: asdict(counter) for name, counter in telemetry.counters.items()},
-        "validity": [*telemetry.validity, *single],
+        "validity": [*telemetry.validity, *_single(record.samples_s)],
         "provenance": asdict(engine_provenance()),
     }
+
+
+def handed_over(
+    line: Mapping[str, Any], samples_s: Sequence[float], started_at: float, ended_at: float
+) -> dict[str, Any]:
+    """Return the line of another process with the samples this one gave asv, and when it did."""
+    own = {"window_id": uuid.uuid4().hex, "pid": os.getpid()}
+    times = {"started_at": started_at, "ended_at": ended_at}
+    validity = list(dict.fromkeys([*line["validity"], *_single(samples_s)]))
+    return {**line, **own, **_samples(samples_s), **times, "validity": validity}
+
+
+def _samples(samples_s: Sequence[float]) -> dict[str, Any]:
+    return {
+        "n": len(samples_s),
+        "median_s": statistics.median(samples_s),
+        "samples_s": list(samples_s),
+    }
+
+
+def _single(samples_s: Sequence[float]) -> list[str]:
+    return ["single_sample"] if len(samples_s) == 1 else []
 
 
 def _process_number(path: Path, line: dict[str, Any]) -> int:

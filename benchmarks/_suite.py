@@ -22,18 +22,16 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from benchmarks._ceilings import Ceilings, measure_ceilings
+from benchmarks._device import DEVICE
+from benchmarks._identity import Identity, SuiteError
 from benchmarks._meters import Telemetry, observe
-from benchmarks._regimes import DEVICE, PROFILE
+from benchmarks._regimes import PROFILE
 from benchmarks._sidecar import CaseFacts, CaseRecord, append_record
 
 __all__ = ["CaseFacts", "Clock", "WallClock", "_Suite"]
 
 WARM_UP_S = 0.1
 WARM_UP_RUNS = 2  # the first run compiles, the second one is the first like all others
-
-
-class SuiteError(Exception):
-    """A suite that does not keep the rules of this module."""
 
 
 class Clock(Protocol):
@@ -111,10 +109,8 @@ class _Suite(ABC):
         super().__init_subclass__()
         if cls.__name__.startswith("_"):
             return  # shared by several suites, itself none
-        if "version" not in cls.__dict__:
-            raise SuiteError(f"{cls.__name__}.version: expected an explicit version, got none")
-        cls._method = _only_timed_method(cls)
-        cls._benchmark = ".".join([*cls.__module__.split(".")[1:], cls.__name__, cls._method])
+        identity = Identity.of(cls)
+        cls._method, cls._benchmark = identity.method, identity.benchmark
 
     _method: ClassVar[str]
     _benchmark: ClassVar[str]
@@ -231,11 +227,3 @@ def _warm_up(reset: Callable[[], None], body: Callable[[], object]) -> None:
         reset()
         body()
         runs += 1
-
-
-def _only_timed_method(cls: type) -> str:
-    """Return the name of the one `time_*` method; the sidecar knows a case by its class."""
-    methods = [name for name in dir(cls) if name.startswith("time_")]
-    if len(methods) != 1:
-        raise SuiteError(f"{cls.__name__}: expected one time_* method, got {methods}")
-    return methods[0]

@@ -23,7 +23,7 @@ comes after it, and touches no memory.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
@@ -200,3 +200,15 @@ class CacheFlush:
     def __call__(self) -> None:
         """Queue the read; it ends before whatever is queued after it begins."""
         self.read(self.scratch)
+
+
+def captured(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Capture the call in a CUDA graph and return its replay; the graph owns the results."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        call()  # compiles outside the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay

@@ -6,15 +6,15 @@ without the launch gap; on a CPU it is the reference in float32, timed by the wa
 shuffled. Before every sample the caches are flushed: cold.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import torch
 
-from benchmarks._regimes import DEVICE, PROFILE, attention_axes
+from benchmarks._device import DEVICE
+from benchmarks._regimes import PROFILE, attention_axes
 from benchmarks._suite import CaseFacts, Clock, _Suite
-from benchmarks._timing import CacheFlush, CudaQueue, settled_clock
+from benchmarks._timing import CacheFlush, CudaQueue, captured, settled_clock
 from engine.kernels import OPS, TreeAttentionCase, launched_programs
 
 NUM_HEADS: Final = 8
@@ -53,7 +53,7 @@ class TreeAttention(_Suite):
         self.arguments = OP.inputs(self.case, device=DEVICE, dtype=DTYPE)
         self.flush = CacheFlush.of(DEVICE)
         call = partial(OP.implementations[attention_backend], **self.arguments)
-        self.body = _captured(call) if DEVICE == "cuda" else call
+        self.body = captured(call) if DEVICE == "cuda" else call
 
     def reset(self) -> None:
         self.flush()
@@ -84,15 +84,3 @@ class TreeAttention(_Suite):
     def time_cold(self, context_tokens: int, attention_backend: str, page_size: int) -> None:
         del context_tokens, attention_backend, page_size
         self.body()
-
-
-def _captured(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Capture the call in a CUDA graph and return its replay; the graph owns the results."""
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
-        call()  # compiles outside the capture
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay

@@ -11,7 +11,8 @@ from typing import ClassVar
 
 import torch
 
-from benchmarks._regimes import DEVICE, PROFILE, generation_axes
+from benchmarks._device import DEVICE
+from benchmarks._regimes import PROFILE, generation_axes
 from benchmarks._suite import CaseFacts, _Suite
 from engine import Engine, EngineConfig, Sampling, preset, sample_text, step_bytes
 

@@ -16,8 +16,10 @@ from typing import ClassVar
 
 import torch
 
-from benchmarks._regimes import DEVICE, PROFILE, step_axes
-from benchmarks._suite import CaseFacts, SuiteError, _Suite
+from benchmarks._device import DEVICE
+from benchmarks._identity import SuiteError
+from benchmarks._regimes import PROFILE, step_axes
+from benchmarks._suite import CaseFacts, _Suite
 from engine import (
     Engine,
     EngineConfig,

@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from benchmarks._regimes import DEVICE, PROFILE, tree_axes
+from benchmarks._device import DEVICE
+from benchmarks._regimes import PROFILE, tree_axes
 from benchmarks._suite import CaseFacts, _Suite
 from engine import DraftTree, accept_batch, build_draft_tree
 from engine.kv_cache import CacheShape, LatentCache

@@ -16,6 +16,7 @@ import torch
 
 import benchmarks
 from benchmarks import _sidecar
+from benchmarks._identity import SuiteError
 from benchmarks._regimes import (
     PROFILES,
     UnknownProfileError,
@@ -25,7 +26,7 @@ from benchmarks._regimes import (
     step_axes,
     tree_axes,
 )
-from benchmarks._suite import CaseFacts, SuiteError, WallClock, _Suite
+from benchmarks._suite import CaseFacts, WallClock, _Suite
 from benchmarks.generation import NEW_TOKENS, Generation
 from benchmarks.step import Step
 from benchmarks.tree import Accept, Build, Compact
