@@ -22,7 +22,8 @@ from db.evidence import (
 )
 from db.floors import KV_ALONE, bandwidth_pct, compute_pct, diagnose_case
 from db.numbers import digits
-from db.scaling import context_findings, page_size_claim
+from db.page_size import page_size_claim
+from db.scaling import context_findings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,7 +56,12 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     whole = [_partial_floor(cases, evidence), page_size_claim(slow, points)]
     claims += [claim for claim in whole if claim is not None] + context_claims
     return Diagnosis(
-        evidence.label, evidence.gpu, evidence.peak_source, cases, tuple(claims), tuple(fits)
+        label=evidence.label,
+        gpu=evidence.gpu,
+        peak_source=evidence.peak_source,
+        cases=cases,
+        claims=tuple(claims),
+        fits=tuple(fits),
     )
 
 

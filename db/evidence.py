@@ -25,7 +25,15 @@ class Status(StrEnum):
 
     SUPPORTED = "supported"  # measured here, and it could have come out otherwise
     CONSISTENT = "consistent"  # what was measured agrees, and nothing here tested it
-    UNTESTED = "untested"  # nothing measured here bears on it
+    UNTESTED = "untested"  # nothing measured here decides it
+
+
+class Outcome(StrEnum):
+    """What a tested ratio says of the factor that differs between its two cases."""
+
+    MATTERS = "matters"  # beyond the margin on either side, the false discovery rate controlled
+    NO_MATTER = "does not matter"  # the whole interval lies within the margin
+    UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +63,20 @@ class EvidencePoint:
     num_sms: int | None = None
     counters: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     validity: tuple[str, ...] = ()
+    version: str | None = None  # of the benchmark; times of two versions are not comparable
+    process_samples_s: tuple[
+        tuple[float, ...], ...
+    ] = ()  # of each process, in order of their start
 
     @property
     def name(self) -> str:
         """The benchmark with its parameters."""
         return f"{self.benchmark}({self.params})" if self.params else self.benchmark
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The parameters by name, values as asv writes them."""
+        return dict(item.split("=", 1) for item in self.params.split(", ") if "=" in item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +104,19 @@ class LineFit:
     bandwidth_low_gb_s: float | None
     bandwidth_high_gb_s: float | None
     refused: str | None = None  # the reason; every estimate is None then
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times the time of one case another takes; None where nothing can be said of it."""
+
+    value: float
+    low: float | None
+    high: float | None
+    p_value: float | None  # that the truth lies within the margin
+    ground: str  # what the interval rests on, or why there is none
+    q_value: float | None = None  # after the correction for all ratios judged together
+    outcome: Outcome = Outcome.UNDECIDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +153,7 @@ class CaseDiagnosis:
     floor_basis: str | None  # which work against which peak
     bound: Bound | None  # None where the evidence names none
     stage_shares: Mapping[str, float] | None
+    version: str | None = None  # of the benchmark
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ def diagnose_case(point: EvidencePoint, evidence: Evidence) -> CaseDiagnosis:
         floor_basis=None if floor is None else f"{limiting} against a {evidence.peak_source} peak",
         bound=bound(point, ceilings),
         stage_shares=_shares(point),
+        version=point.version,
     )
 
 

@@ -1,30 +1,28 @@
-"""What cases that differ in one parameter say together: growth over context, and page size."""
+"""What cases that differ in their context alone say together: growth, and what leaves the line."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from db.case_groups import grouped
 from db.evidence import Claim, Status
 from db.line_fit import fit_line, fixed_part, off_the_line, straight_line
 from db.numbers import digits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from db.evidence import EvidencePoint, LineFit
 
 CONTEXT_NAMES = frozenset({"context", "context_len", "context_tokens"})
-PAGE_NAME = "page_size"
 MIN_CONTEXTS = 3  # fewer are no series over context
 MIN_FIXED_SHARE = 0.5  # of the shortest context's time: what does not grow must be most of it
 SHORT_CONTEXT = 1.0 / 16.0  # of the longest, from where that may be expected
-PAGE_SIZE_MATTERS = 1.1  # slowest over fastest page size, above the few percent of peer kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,46 +48,6 @@ def context_findings(points: Sequence[EvidencePoint]) -> tuple[list[LineFit], li
         fits.append(fit)
         claims += [_fit_claim(sweep, fit), _excess(sweep), _suspect(sweep, fit)]
     return fits, [claim for claim in claims if claim is not None]
-
-
-def page_size_claim(slow: Sequence[EvidencePoint], points: Sequence[EvidencePoint]) -> Claim | None:
-    """Say what page size is worth, or that nobody varied it; nothing where nothing is slow."""
-    if not any(point.kv_bytes for point in slow):
-        return None
-    groups = _grouped(points, lambda name: name == PAGE_NAME)
-    ratios = {
-        label: max(group, key=_time).time_s / min(group, key=_time).time_s
-        for label, group in groups.items()
-        if len({_param(point, PAGE_NAME) for point in group}) > 1
-    }
-    if not ratios:
-        return _untested_page_size(points)
-    label = max(ratios, key=lambda name: ratios[name])
-    matters = ratios[label] >= PAGE_SIZE_MATTERS
-    verdict = "matters" if matters else "is not the cause"
-    return Claim(
-        name="page_size",
-        statement=f"page_size {verdict}: it is worth {digits(ratios[label], 3)} times",
-        value=ratios[label],
-        unit="times, slowest over fastest page size",
-        evidence=f"{label}: {_page_sizes(groups[label])}, all else equal",
-        status=Status.SUPPORTED,
-        is_alarm=matters,
-    )
-
-
-def _untested_page_size(points: Sequence[EvidencePoint]) -> Claim:
-    sizes = {size for point in points if (size := _param(point, PAGE_NAME)) is not None}
-    measured = f"page_size {', '.join(sorted(sizes))}" if sizes else "no page_size"
-    how = "a single page size was measured" if len(sizes) == 1 else "it was not varied alone"
-    return Claim(
-        name="page_size",
-        statement=f"page_size as the cause: untested here, {how}",
-        value=float(len(sizes)),
-        unit="page sizes measured",
-        evidence=f"{measured} recorded over {len(points)} cases",
-        status=Status.UNTESTED,
-    )
 
 
 def _fit_claim(sweep: _Sweep, fit: LineFit) -> Claim:
@@ -174,7 +132,7 @@ def _sweeps(points: Sequence[EvidencePoint]) -> list[_Sweep]:
     """Group the cases that differ in context alone."""
     sweeps = []
     grown = [point for point in points if point.context_tokens and _growing_bytes(point)]
-    for label, group in _grouped(grown, CONTEXT_NAMES.__contains__).items():
+    for label, group in grouped(grown, CONTEXT_NAMES.__contains__).items():
         ordered = tuple(sorted(group, key=lambda point: point.context_tokens or 0))
         num_bytes = np.asarray([_growing_bytes(point) for point in ordered], dtype=np.float64)
         if len(np.unique(num_bytes)) >= MIN_CONTEXTS:
@@ -183,29 +141,8 @@ def _sweeps(points: Sequence[EvidencePoint]) -> list[_Sweep]:
     return sweeps
 
 
-def _grouped(
-    points: Sequence[EvidencePoint], is_varied: Callable[[str], bool]
-) -> dict[str, list[EvidencePoint]]:
-    """Group the cases by their benchmark and every parameter but the varied one."""
-    groups: dict[str, list[EvidencePoint]] = defaultdict(list)
-    for point in points:
-        kept = [item for item in point.params.split(", ") if not is_varied(item.split("=")[0])]
-        label = f"{point.benchmark}({', '.join(kept)})" if any(kept) else point.benchmark
-        groups[label].append(point)
-    return groups
-
-
 def _growing_bytes(point: EvidencePoint) -> int | None:
     return point.bytes if point.kv_bytes is None else point.kv_bytes
-
-
-def _param(point: EvidencePoint, name: str) -> str | None:
-    pairs = dict(item.split("=", 1) for item in point.params.split(", ") if "=" in item)
-    return pairs.get(name)
-
-
-def _time(point: EvidencePoint) -> float:
-    return point.time_s
 
 
 def _ms(point: EvidencePoint) -> str:
@@ -214,7 +151,3 @@ def _ms(point: EvidencePoint) -> str:
 
 def _times(sweep: _Sweep) -> str:
     return ", ".join(f"{_ms(point)} at {point.context_tokens:,}" for point in sweep.points)
-
-
-def _page_sizes(group: Sequence[EvidencePoint]) -> str:
-    return ", ".join(f"page {_param(point, PAGE_NAME)} {_ms(point)}" for point in group)

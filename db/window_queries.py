@@ -135,6 +135,7 @@ def _evidence_rows() -> AnySelect:
             Commit.sha,
             Machine.name.label("machine"),
             Benchmark.name.label("benchmark"),
+            Benchmark.version,
             Series.params,
             Result.value,
         )
@@ -221,7 +222,17 @@ def _point(rows: Sequence[AnyRow], details: _Details) -> EvidencePoint:
         num_sms=rows[0].Runner.num_sms,
         counters=_medians(details.counters.get(one, {}) for one in ids),
         validity=tuple(sorted({code for window in found for code in window.validity})),
+        version=rows[0].version,
+        process_samples_s=_by_process(found),
     )
+
+
+def _by_process(found: Iterable[Window]) -> tuple[tuple[float, ...], ...]:
+    """Give the recorded samples of each process, in the order of its windows."""
+    samples: dict[int, list[float]] = defaultdict(list)
+    for window in found:
+        samples[window.pid] += window.samples_s
+    return tuple(tuple(one) for one in samples.values() if one)
 
 
 def _medians(readings: Iterable[dict[str, float]]) -> dict[str, float]:

@@ -234,6 +234,8 @@ def test_evidence_merges_the_processes_of_a_case(engine, tree, session):
     assert math.isclose(point.stage_seconds["verify"], 0.0066)
     assert (point.kv_bytes, point.num_sms, point.commit_length) == (1000, 132, 4.0)
     assert point.validity == ("code_1", "code_2")
+    assert point.version == "1"
+    assert [len(samples) for samples in point.process_samples_s] == [2, 2]
 
 
 def test_a_measured_ceiling_makes_a_datasheets_irrelevant(engine, tree, session):

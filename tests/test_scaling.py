@@ -1,4 +1,4 @@
-"""One factor over several cases: lines over context, odd points, page sizes."""
+"""Cases that differ in their context: lines, and the points that leave them."""
 
 import math
 from dataclasses import replace
@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from db.diagnose import EvidencePoint, Status, diagnose
+from db.diagnose import EvidencePoint, diagnose
 from db.line_fit import fit_line, off_the_line
 from tests.recordings import (
-    COPY,
     ROW_BYTES,
-    SERIAL,
     SWEEP,
     SWEEP_MS,
     claim_of,
@@ -23,36 +21,6 @@ from tests.recordings import (
     on_h200,
     sweep_point,
 )
-
-
-@pytest.mark.parametrize(
-    ("slow_us", "matters", "word"), [(7250, False, "is not the cause"), (12000, True, "matters")]
-)
-def test_a_varied_page_size_is_judged_by_what_it_is_worth(slow_us, matters, word):
-    other = replace(SERIAL, params="context=65536, page_size=64", time_s=slow_us / 1e6)
-
-    claim = claim_of(diagnose(on_h200(SERIAL, other)), "page_size")
-
-    assert claim.status is Status.SUPPORTED
-    assert claim.value == pytest.approx(slow_us / 7173)
-    assert claim.is_alarm is matters
-    assert word in claim.statement
-
-
-def test_page_sizes_at_different_contexts_test_nothing():
-    other = replace(
-        SERIAL, params="context=32768, page_size=64", context_tokens=32768, time_s=3.6e-3
-    )
-
-    claim = claim_of(diagnose(on_h200(SERIAL, other)), "page_size")
-
-    assert (claim.status, claim.value) == (Status.UNTESTED, 2.0)
-    assert "it was not varied alone" in claim.statement
-
-
-def test_a_fast_case_needs_no_word_on_page_size():
-    assert "page_size" not in names(diagnose(on_h200(COPY)).claims)
-
 
 SPLIT_US = {32768: 65.4, 65536: 101.5, 131072: 170.4, 189440: 224.6}
 SERIAL_US = {32768: 3595, 65536: 7173, 131072: 14336, 189440: 20726}
@@ -174,6 +142,26 @@ def test_only_cases_that_differ_in_context_alone_share_a_line():
 
     assert [fit.label for fit in found.fits] == [f"{SWEEP}(page_size=1)", f"{SWEEP}(page_size=64)"]
     assert {fit.n_points for fit in found.fits} == {5}
+
+
+def test_versions_of_a_line_over_context_are_told_apart():
+    points = [
+        layer(us * factor, (99, 25, 501, 81, 18, 29), params=f"context={c}", version=version)
+        for version, factor in (("1", 1.0), ("0123456789abcdef", 3.0))
+        for c, us in {32768: 65.4, 65536: 101.5, 131072: 170.4, 189440: 224.6}.items()
+    ]
+    points = [
+        replace(point, context_tokens=int(point.settings["context"]), kv_bytes=None)
+        for point in points
+    ]
+    points = [replace(point, bytes=point.context_tokens * 1152) for point in points]
+
+    labels = [fit.label for fit in diagnose(on_h200(*points)).fits]
+
+    assert labels == [
+        "attention.Tree.time_layer version 1",
+        "attention.Tree.time_layer version 01234567",
+    ]
 
 
 def test_cases_without_a_time_or_bytes_are_no_trouble():
