@@ -17,14 +17,15 @@ from dashboard.units import change_text, commit_text, display_unit
 from dashboard.verdicts import headline, is_screened, why
 from dashboard.words import case_name
 from db.compare import Verdict
-from db.diagnose import Status
+from db.evidence import Outcome, Place, Status
+from db.ladder import VARIANT
 from db.numbers import MISSING, digits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from db.compare import CaseComparison, Comparison
-    from db.diagnose import CaseDiagnosis, Claim, Diagnosis
+    from db.diagnose import CaseDiagnosis, Claim, Diagnosis, LadderReading
     from db.ingest import IngestReport
 
 LOG_WIDTH: Final = 160  # columns where no terminal says how wide it is
@@ -45,6 +46,7 @@ STATUS_STYLES: Final = {
     Status.CONSISTENT: "yellow",
     Status.UNTESTED: "dim",
 }
+TIMES: Final = "\N{MULTIPLICATION SIGN}"
 TOLD_BY_TABLE: Final = "distance_from_floor"  # a claim that is a column of the table above it
 
 
@@ -85,11 +87,15 @@ def print_comparison(to: Console, comparison: Comparison, *, base: str | None, h
 
 
 def print_diagnosis(to: Console, diagnosis: Diagnosis) -> None:
-    """Print every case against its floor, then each claim with its evidence and status."""
+    """Print every case against its floor, each ladder, and each claim with evidence and status."""
     to.print(Text.assemble((diagnosis.label, "bold"), f" · {diagnosis.gpu or 'no GPU'}"))
-    if diagnosis.cases:
-        to.print(_diagnosis_table(diagnosis.cases[:MOST_ROWS]))
-        _print_rest(to, len(diagnosis.cases))
+    rungs = {(one.benchmark, one.params) for r in diagnosis.ladder for one in (r.before, r.after)}
+    cases = [case for case in diagnosis.cases if (case.benchmark, case.params) not in rungs]
+    if cases:
+        to.print(_diagnosis_table(cases[:MOST_ROWS]))
+        _print_rest(to, len(cases))
+    for label in dict.fromkeys(reading.ladder for reading in diagnosis.ladder):
+        to.print(_ladder_table(label, [one for one in diagnosis.ladder if one.ladder == label]))
     to.print(f"peak rates: {diagnosis.peak_source or 'unknown'}", style="dim")
     to.print(_claims(claim for claim in diagnosis.claims if claim.name != TOLD_BY_TABLE))
     to.print()
@@ -127,7 +133,7 @@ def _diagnosis_table(cases: Sequence[CaseDiagnosis]) -> Table:
             name,
             _number(case.time_ms, 4, " ms"),
             _number(floor, 3, " ms"),
-            _number(ratio, 3, "\N{MULTIPLICATION SIGN}"),
+            _number(ratio, 3, TIMES),
             _number(case.effective_gb_s, 3, " GB/s"),
             MISSING if case.fraction_of_peak is None else f"{100 * case.fraction_of_peak:.2f} %",
             _number(case.commit_length, 2),
@@ -135,6 +141,39 @@ def _diagnosis_table(cases: Sequence[CaseDiagnosis]) -> Table:
             case.bound or MISSING,
         )
     return table
+
+
+def _ladder_table(label: str, readings: Sequence[LadderReading]) -> Table:
+    """Lay out what each factor is worth at its three places, and the time once it is on."""
+    table = _table(label, *Place, "time", names=[label])
+    table.columns[0].justify = "left"
+    found = {(one.factor, one.place): one for one in readings}
+    steps = [one for one in readings if one.place is Place.IN_ORDER]
+    if steps:
+        start = steps[0].before
+        table.add_row(start.settings[VARIANT].strip("'"), "", "", "", _microseconds(start.time_s))
+    for factor in dict.fromkeys(one.factor for one in readings):
+        step = found.get((factor, Place.IN_ORDER))
+        table.add_row(
+            factor,
+            *(_worth(found.get((factor, place))) for place in Place),
+            MISSING if step is None else _microseconds(step.after.time_s),
+        )
+    return table
+
+
+def _worth(reading: LadderReading | None) -> Text:
+    """Write a ratio with its interval; dim where it does not matter, a question where undecided."""
+    if reading is None:
+        return Text(MISSING, "dim")
+    ratio, is_open = reading.ratio, reading.ratio.outcome is Outcome.UNDECIDED
+    interval = "" if ratio.low is None else f" [{digits(ratio.low, 4)}, {digits(ratio.high, 4)}]"
+    style = "" if ratio.outcome is Outcome.MATTERS else "dim"
+    return Text(f"{digits(ratio.value, 4)}{TIMES}{interval}{' ?' if is_open else ''}", style)
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{digits(seconds * 1e6, 4)} µs"
 
 
 def _claims(claims: Iterable[Claim]) -> Table:

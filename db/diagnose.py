@@ -17,10 +17,13 @@ from db.evidence import (
     Diagnosis,
     Evidence,
     EvidencePoint,
+    LadderReading,
     LineFit,
     Status,
 )
 from db.floors import KV_ALONE, bandwidth_pct, compute_pct, diagnose_case
+from db.ladder import is_rung, ladder_readings
+from db.ladder_claims import ladder_claims
 from db.numbers import digits
 from db.page_size import page_size_claim
 from db.scaling import context_findings
@@ -35,6 +38,7 @@ __all__ = [
     "Diagnosis",
     "Evidence",
     "EvidencePoint",
+    "LadderReading",
     "LineFit",
     "Status",
     "diagnose",
@@ -52,8 +56,10 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         claims += _case_claims(point, case, evidence)
     claims = _agreeing_once(claims, points)
     slow = [point for point, case in zip(points, cases, strict=True) if is_slow(point, case)]
-    fits, context_claims = context_findings(points)
+    fits, context_claims = context_findings([point for point in points if not is_rung(point)])
+    readings = ladder_readings(points)
     whole = [_partial_floor(cases, evidence), page_size_claim(slow, points)]
+    claims += ladder_claims(points, readings)
     claims += [claim for claim in whole if claim is not None] + context_claims
     return Diagnosis(
         label=evidence.label,
@@ -62,6 +68,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         cases=cases,
         claims=tuple(claims),
         fits=tuple(fits),
+        ladder=readings,
     )
 
 
@@ -81,6 +88,10 @@ def _agreeing_once(claims: Sequence[Claim], points: Sequence[EvidencePoint]) -> 
 
 
 def _case_claims(point: EvidencePoint, case: CaseDiagnosis, evidence: Evidence) -> list[Claim]:
+    """Apply the rules of a single case; a rung is slow on purpose, which its ladder explains."""
+    if is_rung(point):
+        doubt = _under_the_floor(point, case, evidence)
+        return [] if doubt is None else [doubt]
     rules: tuple[Callable[[EvidencePoint, CaseDiagnosis, Evidence], Claim | None], ...] = (
         _distance,
         _under_the_floor,

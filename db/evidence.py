@@ -36,6 +36,14 @@ class Outcome(StrEnum):
     UNDECIDED = "undecided"
 
 
+class Place(StrEnum):
+    """Where on a ladder a factor was read."""
+
+    IN_ORDER = "in the fixed order"  # added to all the factors before it
+    ALONE = "alone"  # added to none
+    REMOVED = "removed"  # taken from all
+
+
 @dataclass(frozen=True, slots=True)
 class Ceilings:
     """Best rates of the machine; None where nobody knows them."""
@@ -120,6 +128,37 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
+class LadderReading:
+    """What one factor is worth at one place of a ladder: the time before over the time after."""
+
+    ladder: str  # the benchmark and the parameters held fixed
+    factor: str
+    place: Place
+    before: EvidencePoint  # without the factor
+    after: EvidencePoint  # with it
+    ratio: Ratio
+
+    @property
+    def context_tokens(self) -> int | None:
+        """Committed rows that both cases attend."""
+        return self.after.context_tokens
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give plain values for strict JSON."""
+        return {
+            "ladder": self.ladder,
+            "context_tokens": self.context_tokens,
+            "factor": self.factor,
+            "place": self.place.value,
+            "before": self.before.params,
+            "after": self.after.params,
+            "before_ms": self.before.time_s * 1e3,
+            "after_ms": self.after.time_s * 1e3,
+            **jsonable(asdict(self.ratio)),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """One line of a diagnosis: a statement, its number, its evidence and its status."""
 
@@ -166,6 +205,7 @@ class Diagnosis:
     cases: tuple[CaseDiagnosis, ...]
     claims: tuple[Claim, ...]
     fits: tuple[LineFit, ...] = ()
+    ladder: tuple[LadderReading, ...] = ()
 
     @property
     def fit(self) -> LineFit | None:
@@ -187,6 +227,7 @@ class Diagnosis:
             "claims": [jsonable(asdict(claim)) for claim in self.claims],
             "fit": None if self.fit is None else jsonable(asdict(self.fit)),
             "fits": [jsonable(asdict(fit)) for fit in self.fits],
+            "ladder": [reading.to_dict() for reading in self.ladder],
         }
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from db.case_groups import grouped
 from db.evidence import Claim, Outcome, Status
+from db.ladder import page_size_readings
 from db.numbers import digits
 from db.ratios import judged, ratio_of, with_interval
 
@@ -91,7 +92,7 @@ def _untested(points: Sequence[EvidencePoint]) -> Claim:
 
 
 def _comparisons(points: Sequence[EvidencePoint]) -> list[_Comparison]:
-    """Compare every two page sizes of every group."""
+    """Compare every two page sizes of every group, and the rungs of a ladder that differ in it."""
     found = []
     for shared, group in grouped(points, lambda name: name == PAGE_NAME).items():
         sized = [point for point in group if PAGE_NAME in point.settings]
@@ -100,6 +101,10 @@ def _comparisons(points: Sequence[EvidencePoint]) -> list[_Comparison]:
             sizes = f"page {slow.settings[PAGE_NAME]} over page {fast.settings[PAGE_NAME]}"
             ratio = ratio_of(slow, fast, PAGE_SIZE_MATTERS)
             found.append(_Comparison(shared, sizes, slow, fast, ratio))
+    for one in page_size_readings(points):
+        sizes = f"page 1 over page 64, {one.place}"
+        ratio = ratio_of(one.before, one.after, PAGE_SIZE_MATTERS)
+        found.append(_Comparison(one.ladder, sizes, one.before, one.after, ratio))
     ratios = judged([one.ratio for one in found], PAGE_SIZE_MATTERS)
     return [replace(one, ratio=ratio) for one, ratio in zip(found, ratios, strict=True)]
 
