@@ -1,73 +1,75 @@
-"""The Triton kernels compile without a GPU for the production shape, and fit the machines.
+"""Every kernel of the op table compiles without a GPU for each machine it declares, and fits it.
 
-DeepSeek-V3 widths (D = 576, value 512) in bfloat16 for sm_90, sm_100 and sm_120, and the widest
-float32 tile. Shared memory comes from Triton's metadata, registers and stack from the cubin.
+The op table is walked: what its backends launch for its production cases in bfloat16 and float32,
+on each of their architectures; without `--exhaustive` with pages of one row in float32 and for
+exhibits, and of 64 rows beside a scratch. Shared memory comes with the binary, the stack from
+the cubin. Kernels that no backend lists are looked for in the sources.
 """
 
+import ast
+import itertools
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from engine.kernels import OPS
-from engine.kernels.tree_attention import TreeAttentionCase
-from engine.kernels.tree_attention.cases import chain
-from engine.kernels.tree_attention.problem import pose
+import engine.kernels
+from engine.kernels import OPS, Kernel
 
 triton = pytest.importorskip("triton")  # comes with the package on Linux
 
-from triton.backends.compiler import GPUTarget  # noqa: E402 - needs Triton
-from triton.compiler import ASTSource  # noqa: E402
+from triton import language as tl  # noqa: E402 - needs Triton
 
-from engine.kernels.tree_attention import tiles, triton_serial, triton_split  # noqa: E402
+from engine.kernels.triton_build import triton_kernel  # noqa: E402
 
 KIB = 1024
 SHARED_LIMIT = {90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB}  # opt-in shared memory of a block
 STACK_LIMIT = 32  # bytes a thread; a few registers at a loop's edge, nothing a tile spills
-# The wide tiles spill and were still the fastest of ten shapes tried on an H200; the same tiles with
-# 8 warps spill nothing and were slower there.
-SPILLS = {("split_kernel", arch, page_size): 640 for arch in (90, 100) for page_size in (64, 128)}
+# Kernels that may spill, by name and architecture: bytes of stack a thread, and why.
+WIDE_TILES_SPILL = (640, "the fastest of ten shapes on an H200; with 8 warps they do not, slower")
+SPILLS = {("split_kernel", arch): WIDE_TILES_SPILL for arch in (90, 100)}
+EXHIBITS = ("triton_serial", "ladder")  # measured, not served
+PACKAGE = Path(engine.kernels.__file__).parent
+CUDA_KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)")
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-ELEMENTS = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
-POINTERS = {  # others point to rows
-    **dict.fromkeys(("table_ptr", "context_ptr", "bits_ptr", "tree_sizes_ptr"), "*i32"),
-    **dict.fromkeys(("partial_out_ptr", "partial_lse_ptr", "lse_ptr"), "*fp32"),
-}
-ALIGNED = ("stride_q", "stride_page", "stride_row", "stride_tree", "stride_out")
-EVERY_ARCH = pytest.mark.parametrize("arch", SHARED_LIMIT, ids=lambda arch: f"sm_{arch}")
 
 
-def per_head(problem, arch):
-    return tiles.per_head(problem)
+def pytest_generate_tests(metafunc):
+    if "built" in metafunc.fixturenames:
+        found = listed_kernels(is_exhaustive=metafunc.config.getoption("--exhaustive"))
+        metafunc.parametrize("built", found.values(), ids=found.keys())
 
 
-def production_problem(dtype, page_size):
-    case = TreeAttentionCase(
-        "production", "", (64,), (chain(9),), 8, value_dim=512, rope_dim=64, page_size=page_size
-    )
-    arguments = OPS["tree_attention"].inputs(case, dtype=dtype)
-    options = ("kv_scales", "num_splits", "out", "lse", "workspace")
-    return pose(**arguments, **dict.fromkeys(options))
+def listed_kernels(*, is_exhaustive):
+    """What the backends of every op launch, once for each piece of different code, by a name."""
+    found = {}
+    for op in OPS.values():
+        for case, dtype in itertools.product(op.production, (torch.bfloat16, torch.float32)):
+            names = [name for name in op.archs if is_exhaustive or in_short(name, case, dtype)]
+            arguments = op.inputs(case, dtype=dtype) if names else {}
+            for name in names:
+                for kernel in all_archs(op, name, arguments):
+                    title = f"{name}-{kernel.name}-{dtype}-{case.name}-sm_{kernel.arch}"
+                    found.setdefault((kernel.name, kernel.arch, kernel.key), (title, kernel))
+    return dict(found.values())
 
 
-def resources(kernel, meta, arch, dtype, folder):
-    """Compile and return bytes of shared memory a block and of stack a thread."""
-    options = {name: meta.pop(name) for name in ("num_warps", "num_stages") if name in meta}
-    signature, attributes = {}, {}
-    for index, name in enumerate(kernel.arg_names):
-        if name in meta:
-            signature[name] = "constexpr"
-        elif name.endswith("_ptr"):
-            signature[name] = POINTERS.get(name, ELEMENTS[dtype])
-        else:
-            signature[name] = "fp32" if name == "scale" else "i32"
-        if name.endswith("_ptr") or name.startswith(ALIGNED):
-            attributes[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature, meta, attributes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-    return compiled.metadata.shared, stack_bytes(compiled.asm["cubin"], folder)
+def in_short(name, case, dtype):
+    """Whether the run without `--exhaustive` takes this backend, case and dtype."""
+    if name in EXHIBITS or dtype == torch.float32:
+        return (
+            case.page_size == 1
+            and not case.hybrid
+            and (dtype == torch.bfloat16 or name not in EXHIBITS)
+        )
+    return case.page_size == 64 or not case.hybrid
+
+
+def all_archs(op, name, arguments):
+    return [kernel for arch in op.archs[name] for kernel in op.kernels(name, arch, **arguments)]
 
 
 def stack_bytes(cubin, folder):
@@ -79,52 +81,87 @@ def stack_bytes(cubin, folder):
     return int(found)
 
 
-@EVERY_ARCH
-@pytest.mark.parametrize(
-    ("kernel", "sizes", "dtype", "page_size", "is_hybrid"),
-    [
-        (triton_serial.serial_kernel, per_head, torch.bfloat16, 64, False),
-        (triton_serial.serial_kernel, per_head, torch.bfloat16, 128, True),
-        (triton_split.split_kernel, triton_split.packed, torch.bfloat16, 1, False),
-        (triton_split.split_kernel, triton_split.packed, torch.bfloat16, 64, False),
-        (triton_split.split_kernel, triton_split.packed, torch.bfloat16, 64, True),
-        (triton_split.split_kernel, triton_split.packed, torch.bfloat16, 128, False),
-        (triton_split.split_kernel, triton_split.packed, torch.bfloat16, 128, True),
-        (triton_split.split_kernel, triton_split.packed, torch.float32, 16, False),
-    ],
-    ids=[
-        "serial-bfloat16-page64",
-        "serial-bfloat16-page128-hybrid",
-        "split-bfloat16-page1",
-        "split-bfloat16-page64",
-        "split-bfloat16-page64-hybrid",
-        "split-bfloat16-page128",
-        "split-bfloat16-page128-hybrid",
-        "split-float32-page16",
-    ],
-)
-def test_attention_kernel_fits_the_machine(
-    arch, kernel, sizes, dtype, page_size, is_hybrid, tmp_path
-):
-    problem = production_problem(dtype, page_size)
-    meta = sizes(problem, arch) | {"PAGE_SIZE": page_size, "HYBRID": is_hybrid}
-
-    shared, stack = resources(kernel, meta, arch, dtype, tmp_path)
-
-    assert shared <= SHARED_LIMIT[arch]
-    assert stack <= SPILLS.get((kernel.__name__, arch, page_size), STACK_LIMIT)
+def kernels_in_sources():
+    """Names of all functions that are launched: `*_kernel` under a jit, `__global__` in CUDA."""
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel"):
+                decorators = [ast.unparse(one) for one in node.decorator_list]
+                found |= {node.name for one in decorators if one.startswith("triton.jit")}
+    for path in PACKAGE.rglob("*.cu*"):
+        found |= set(CUDA_KERNEL.findall(path.read_text(encoding="utf-8")))
+    return found
 
 
-@EVERY_ARCH
-def test_merge_kernel_fits_the_machine(arch, tmp_path):
-    meta = {
-        "VALUE_DIM": 512,
-        "BLOCK_ROWS": 1,
-        "BLOCK_SPLITS": triton_split.BLOCK_SPLITS,
-        "num_warps": triton_split.MERGE_WARPS,
+def misfits(kernel, folder):
+    """What speaks against a kernel on its architecture, in words; empty if it fits."""
+    binary = kernel.compile()
+    limit, found = SHARED_LIMIT[kernel.arch], []
+    if binary.shared_bytes > limit:
+        found.append(f"{binary.shared_bytes} bytes of shared memory, of {limit}")
+    allowed, _ = SPILLS.get((kernel.name, kernel.arch), (STACK_LIMIT, ""))
+    stack = stack_bytes(binary.cubin, folder)
+    if stack > allowed:
+        found.append(f"{stack} bytes of stack a thread, of {allowed}")
+    return found
+
+
+def test_a_kernel_fits_the_machine(built, tmp_path):
+    assert misfits(built, tmp_path) == []
+
+
+def test_every_kernel_in_the_sources_is_listed_by_a_backend():
+    listed = {
+        kernel.name
+        for op in OPS.values()
+        for name in op.archs
+        for kernel in all_archs(op, name, op.inputs(op.production[0], dtype=torch.bfloat16))
     }
 
-    shared, stack = resources(triton_split.merge_kernel, meta, arch, torch.bfloat16, tmp_path)
+    assert kernels_in_sources() == listed
 
-    assert shared <= SHARED_LIMIT[arch]
-    assert stack <= STACK_LIMIT
+
+def test_every_op_has_a_backend_on_every_architecture():
+    for op in OPS.values():
+        archs = [
+            arch for name, archs in op.archs.items() if name in op.implementations for arch in archs
+        ]
+        assert set(archs) == set(SHARED_LIMIT), op.name
+
+
+def test_every_allowed_spill_has_a_reason_and_a_kernel():
+    assert {name for name, _ in SPILLS} <= kernels_in_sources()
+    assert all(reason for _, reason in SPILLS.values())
+
+
+@triton.jit
+def greedy(x_ptr, SIZE: tl.constexpr):
+    """Keep more in registers than there are."""
+    at = tl.arange(0, SIZE)
+    square = at[:, None] * SIZE + at[None, :]
+    x = tl.load(x_ptr + square)
+    tl.store(x_ptr + square, tl.dot(x, tl.trans(x)).to(x.dtype))
+
+
+def test_a_kernel_that_is_too_large_is_found(tmp_path):
+    kernel = triton_kernel(greedy, [torch.empty(0).half()], {"SIZE": 128, "num_warps": 2}, 120)
+    binary = kernel.compile()
+    larger = replace(binary, shared_bytes=99 * KIB + 1)
+
+    found = misfits(replace(kernel, compile=lambda: larger), tmp_path)
+
+    assert found[0] == "101377 bytes of shared memory, of 101376"
+    assert re.fullmatch(r"\d{2,} bytes of stack a thread, of 32", found[1])
+
+
+def test_a_kernel_of_a_backend_is_known_by_more_than_its_name():
+    op = OPS["tree_attention"]
+    case = op.production[0]
+    one, other = (
+        op.kernels("triton_split", 90, **op.inputs(replace(case, page_size=size)))[0]
+        for size in (16, 32)
+    )
+
+    assert isinstance(one, Kernel)
+    assert one.key != other.key

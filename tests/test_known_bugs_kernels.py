@@ -4,29 +4,18 @@ As in test_tree_attention.py one test repeats this file in Triton's interpreter,
 call is a plain one over the same buffers; on a CUDA device it is a graph (marker gpu).
 """
 
-import os
-
 import pytest
 import torch
 
-from engine.kernels import OPS
-from engine.kernels.tree_attention import TreeAttentionCase
+from engine.kernels import OPS, TreeAttentionCase
 from engine.kernels.tree_attention.cases import bush, chain, star
+from tests.attention_runs import INTERPRETED, KERNEL_RUNS, RUNS, call, in_float64
 from tests.interpreter import assert_passes_in_the_interpreter
 
 OP = OPS["tree_attention"]
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-TRITON_BACKENDS = [name for name in OP.implementations if name != "reference"]
 NO_PAGE = 2**31 - 1  # beyond every pool
 NEVER_READ = {"page_table": NO_PAGE, "ancestor_bits": -1, "context_lens": 0, "tree_sizes": 1}
 
-no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-KERNEL_RUNS = [("cpu", name) for name in TRITON_BACKENDS if INTERPRETED]
-if not INTERPRETED:
-    KERNEL_RUNS = [
-        pytest.param("cuda", name, marks=[pytest.mark.gpu, no_gpu]) for name in TRITON_BACKENDS
-    ]
-ALL_RUNS = KERNEL_RUNS if INTERPRETED else [("cpu", "reference"), *KERNEL_RUNS]
 # The interpreter takes seconds for what a device does at once.
 SIZES = (1, 16, 33) if INTERPRETED else range(1, 71)
 OFFSETS = (0, 1, 31) if INTERPRETED else range(64)
@@ -100,11 +89,7 @@ def captured(call, device):
 
 def assert_agrees(out, lse, arguments, dtype=torch.float32):
     """Compare the rows of the trees with the reference in float64; those behind them are empty."""
-    wide = {
-        key: value.double() if torch.is_tensor(value) and value.is_floating_point() else value
-        for key, value in arguments.items()
-    }
-    want_out, want_lse = OP.reference(**wide)
+    want_out, want_lse = OP.reference(**in_float64(arguments))
     T, tolerance = want_out.shape[1], OP.tolerance(dtype)
     error, size = (out[:, :T].double() - want_out).norm(dim=-1), want_out.norm(dim=-1)
     assert (error <= tolerance.output_rel * size).all(), error.max()
@@ -126,7 +111,7 @@ def test_a_captured_call_follows_what_its_buffers_hold(device, backend, hybrid, 
     if backend == "triton_serial":
         del buffers["workspace"]
     load(buffers, rounds[0])
-    replay = captured(lambda: OP.implementations[backend](**buffers, **options), device)
+    replay = captured(lambda: call(backend, buffers, **options), device)
 
     for arguments in (*rounds, rounds[0]):
         load(buffers, arguments)
@@ -145,7 +130,7 @@ def test_rows_beyond_two_to_the_31_elements_are_found(device, backend, name):
     room = {"out": arguments["q"].new_zeros(3, 5, 1, case.value_dim)}
     moved = far_apart((arguments | room)[name])
 
-    out, lse = OP.implementations[backend](**arguments | {name: moved})
+    out, lse = call(backend, arguments | {name: moved})
 
     assert_agrees(out, lse, arguments, torch.float16)
 
@@ -163,7 +148,7 @@ def far_apart(tensor):
     return view
 
 
-@pytest.mark.parametrize(("device", "backend"), ALL_RUNS)
+@pytest.mark.parametrize(("device", "backend"), RUNS)
 @pytest.mark.parametrize("hybrid", [False, True], ids=["paged", "hybrid"])
 def test_every_tree_size_at_every_offset_agrees_with_the_reference(device, backend, hybrid):
     tree = bush(70, 5)
@@ -175,7 +160,7 @@ def test_every_tree_size_at_every_offset_agrees_with_the_reference(device, backe
         )  # fmt: skip
         arguments = OP.inputs(case, device=device)
 
-        out, lse = OP.implementations[backend](**arguments)
+        out, lse = call(backend, arguments)
 
         assert_agrees(out, lse, arguments)
 

@@ -1,11 +1,8 @@
 """Tree attention: the reference against a second formulation, every backend against the reference.
 
-Triton's interpreter has to be chosen before Triton is imported, so one test of the ordinary run
-repeats this file in a process of its own with TRITON_INTERPRET=1; there the Triton backends run
-on the CPU. On a CUDA device all backends run compiled (marker gpu).
+As attention_runs.py says, the Triton backends run in Triton's interpreter and on a CUDA device.
 """
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -13,42 +10,64 @@ import torch
 
 from engine.config import PAGE_SIZES
 from engine.errors import BackendError, ShapeError
-from engine.kernels import OPS, launched_programs, tree_attention
-from engine.kernels.tree_attention import TreeAttentionCase
+from engine.kernels import (
+    OPS,
+    TreeAttentionCase,
+    default_num_splits,
+    launched_programs,
+    tree_attention,
+    workspace_size,
+)
 from engine.kernels.tree_attention.cases import bush, inputs
+from tests.attention_runs import (
+    INTERPRETED,
+    ON_GPU,
+    PLAIN_RUNS,
+    SPLIT_DEVICES,
+    TRITON_BACKENDS,
+    assert_close,
+    call,
+    every_run,
+    in_float64,
+    not_interpreted,
+)
 from tests.interpreter import assert_passes_in_the_interpreter
 
 OP = OPS["tree_attention"]
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-TRITON_BACKENDS = [name for name in OP.implementations if name != "reference"]
 CASES = {case.name: case for case in OP.cases}
+# Where the rows of a sequence are cut does not depend on the sequences before it.
+CUT_BY_LENGTHS_ALONE = ("reference", *TRITON_BACKENDS)
+FEW_CASES = ("strided", "hybrid", "production", "huge-scores")
 
-no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-RUNS = [("cpu", "reference")] + [("cpu", name) for name in TRITON_BACKENDS if INTERPRETED]
-if not INTERPRETED:
-    RUNS += [
-        pytest.param("cuda", name, marks=[pytest.mark.gpu, no_gpu]) for name in OP.implementations
-    ]
-SPLIT_DEVICES = ["cpu"] if INTERPRETED else [pytest.param("cuda", marks=[pytest.mark.gpu, no_gpu])]
-# The interpreter is slow, and cannot multiply bfloat16: it takes float16 for a few cases instead.
-CASES_BY_DTYPE = [
-    pytest.param(case, dtype, id=f"{case.name}-{dtype}")
-    for dtype in (torch.float32, torch.float16, torch.bfloat16)
+
+def dtypes_of(case, device):
+    """The interpreter cannot multiply bfloat16; on a device every dtype is a compilation."""
+    few = (torch.float16, torch.float32) if case.name in FEW_CASES else ()
+    if INTERPRETED:
+        return {torch.float32, *few}
+    return (
+        {torch.bfloat16, *few}
+        if device == "cuda"
+        else {torch.float32, torch.float16, torch.bfloat16}
+    )
+
+
+AGREEMENTS = [
+    pytest.param(
+        device, backend, case, dtype,
+        marks=ON_GPU if device == "cuda" else (),
+        id=f"{case.name}-{dtype}-{device}-{backend}",
+    )
+    for device, backend in PLAIN_RUNS
     for case in OP.cases
-    if not INTERPRETED
-    or dtype == torch.float32
-    or (dtype == torch.float16 and case.name in ("strided", "hybrid", "production"))
-]
-every_run = pytest.mark.parametrize(("device", "backend"), RUNS)
+    for dtype in sorted(dtypes_of(case, device), key=str)
+]  # fmt: skip
 every_case = pytest.mark.parametrize("case", OP.cases, ids=lambda case: case.name)
 
 
 def dense_attention(arguments):
     """Attend through torch's own attention, one query at a time over the rows it may see."""
-    double = {
-        name: value.double() if torch.is_tensor(value) and value.is_floating_point() else value
-        for name, value in arguments.items()
-    }
+    double = in_float64(arguments)
     q, pages, value_dim = double["q"], double["kv_pages"], double["value_dim"]
     N, T, H, _ = q.shape
     out = torch.zeros(N, T, H, value_dim, dtype=torch.float64)
@@ -73,67 +92,54 @@ def dense_attention(arguments):
     return out, lse
 
 
-def assert_close(actual, expected, tolerance):
-    """Compare shape, dtype, where values are infinite, then values."""
-    for have, want in zip(actual, expected, strict=True):
-        assert have.shape == want.shape
-        assert not have.isnan().any()
-        assert torch.equal(have.isfinite(), want.isfinite())
-    out, lse = (have.double() for have in actual)
-    want_out, want_lse = (want.double() for want in expected)
-    error, size = (out - want_out).norm(dim=-1), want_out.norm(dim=-1)
-    assert (error <= tolerance.output_rel * size).all(), (error / size).nan_to_num().max()
-    finite = want_lse.isfinite()
-    assert ((lse - want_lse)[finite].abs() <= tolerance.lse_abs).all()
-
-
 @every_case
-@pytest.mark.skipif(INTERPRETED, reason="nothing of it runs in the interpreter")
+@not_interpreted
 def test_what_must_not_matter_is_made_to_hurt(case):
     arguments = OP.inputs(case)
     in_pages = [
         context + (0 if case.hybrid else size)
         for context, size in zip(case.context_lens, case.tree_sizes, strict=True)
     ]
+    shared = case.shared_pages * case.page_size * (len(in_pages) - 1)
 
     pages, table = arguments["kv_pages"], arguments["page_table"]
     unused = [table[n, -(-rows // case.page_size) :] for n, rows in enumerate(in_pages)]
 
-    assert int(pages.isnan().all(-1).sum()) == pages.shape[0] * case.page_size - sum(in_pages) > 0
+    assert (
+        int(pages.isnan().all(-1).sum())
+        == pages.shape[0] * case.page_size + shared - sum(in_pages)
+        > 0
+    )
     assert all(((ids < 0) | (ids >= len(pages))).all() and len(ids) for ids in unused)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="nothing of it runs in the interpreter")
+@not_interpreted
 def test_every_page_size_has_cases_in_both_layouts():
     assert {case.page_size for case in OP.cases} == set(PAGE_SIZES)
     assert {case.page_size for case in OP.cases if case.hybrid} >= {1, 16, 64, 128}
 
 
 @every_case
-@pytest.mark.skipif(INTERPRETED, reason="nothing of it runs in the interpreter")
+@not_interpreted
 def test_reference_is_dense_attention_over_visible_rows(case):
     arguments = OP.inputs(case, dtype=torch.float64)
 
     actual = OP.reference(**arguments)
 
     assert actual[1].dtype == torch.float64
-    assert_close(actual, dense_attention(arguments), OP.tolerance(torch.float64))
+    assert_close(actual, dense_attention(arguments), OP.tolerance(torch.float64, case.query_scale))
 
 
-@every_run
-@pytest.mark.parametrize(("case", "dtype"), CASES_BY_DTYPE)
+@pytest.mark.parametrize(("device", "backend", "case", "dtype"), AGREEMENTS)
 def test_backend_agrees_with_the_reference(device, backend, case, dtype):
     arguments = OP.inputs(case, device=device, dtype=dtype)
-    wide = {
-        name: value.double() if torch.is_tensor(value) and value.is_floating_point() else value
-        for name, value in arguments.items()
-    }
 
-    out, lse = OP.implementations[backend](**arguments)
+    out, lse = call(backend, arguments)
 
     assert out.dtype == dtype
     assert lse.dtype == torch.float32
-    assert_close((out, lse), OP.reference(**wide), OP.tolerance(dtype))
+    tolerance = OP.tolerance(dtype, case.query_scale)
+    assert_close((out, lse), OP.reference(**in_float64(arguments)), tolerance)
 
 
 @every_run
@@ -141,8 +147,8 @@ def test_backend_agrees_with_the_reference(device, backend, case, dtype):
 def test_backend_repeats_itself_to_the_bit(device, backend, name):
     arguments = OP.inputs(CASES[name], device=device)
 
-    first = OP.implementations[backend](**arguments)
-    again = OP.implementations[backend](**arguments)
+    first = call(backend, arguments)
+    again = call(backend, arguments)
 
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
@@ -158,22 +164,25 @@ def test_order_of_the_batch_does_not_matter(device, backend, name):
         key: arguments[key][order] for key in per_sequence if arguments[key] is not None
     }
 
-    straight = OP.implementations[backend](**arguments)
-    reordered = OP.implementations[backend](**permuted)
+    straight = call(backend, arguments)
+    reordered = call(backend, permuted)
 
-    assert all(torch.equal(a[order], b) for a, b in zip(straight, reordered, strict=True))
+    permutation = tuple(result[order] for result in straight)
+    assert_close(reordered, permutation, OP.tolerance(torch.float32))
+    if backend in CUT_BY_LENGTHS_ALONE:
+        assert all(torch.equal(a, b) for a, b in zip(permutation, reordered, strict=True))
 
 
 @every_run
 def test_caller_may_own_the_outputs(device, backend):
     case = CASES["strided"]
     arguments = OP.inputs(case, device=device)
-    expected = OP.implementations[backend](**arguments)
+    expected = call(backend, arguments)
     wide_out = torch.full((*expected[0].shape[:3], 48), torch.nan, device=device)
     wide_lse = torch.full((*expected[1].shape, 2), torch.nan, device=device)
     out, lse = wide_out[..., : case.value_dim], wide_lse[..., 0]
 
-    returned = OP.implementations[backend](**arguments, out=out, lse=lse)
+    returned = call(backend, arguments, out=out, lse=lse)
 
     assert returned[0] is out
     assert returned[1] is lse
@@ -205,13 +214,13 @@ def test_an_empty_batch_gives_empty_results(device, backend):
     per_sequence = ("q", "page_table", "context_lens", "ancestor_bits", "tree_sizes")
     none = arguments | {key: arguments[key][:0] for key in per_sequence}
 
-    out, lse = OP.implementations[backend](**none)
+    out, lse = call(backend, none)
 
     assert out.shape == (0, *arguments["q"].shape[1:3], CASES["uneven"].value_dim)
     assert lse.shape == out.shape[:3]
 
 
-@pytest.mark.skipif(INTERPRETED, reason="nothing of it runs in the interpreter")
+@not_interpreted
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -240,13 +249,13 @@ def test_operands_that_do_not_fit_are_refused_by_name(change, message):
         OP.reference(**arguments)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="nothing of it runs in the interpreter")
+@not_interpreted
 def test_an_unknown_backend_is_refused_with_the_names_there_are():
     with pytest.raises(BackendError, match=r"expected one of reference, .*got 'flash'"):
         tree_attention(**OP.inputs(CASES["root-only"]), backend="flash")
 
 
-@pytest.mark.skipif(INTERPRETED, reason="nothing of it runs in the interpreter")
+@not_interpreted
 @pytest.mark.parametrize("option", [{"kv_scales": torch.ones(3)}, {"num_splits": 2}])
 def test_an_option_the_backend_has_no_use_for_is_refused(option):
     with pytest.raises(BackendError, match="expected None"):
@@ -290,7 +299,7 @@ if INTERPRETED:
         assert launched_programs(**arguments, backend="triton_serial") == 3 * 2 * 3
         # ⌈33 * 2 / 32⌉ blocks of packed rows
         assert launched_programs(**arguments, backend="triton_split", num_splits=5) == 3 * 3 * 5
-        with pytest.raises(BackendError, match="got 'reference'"):
+        with pytest.raises(BackendError, match=r"launched programs: .*got 'reference'"):
             launched_programs(**arguments, backend="reference")
 
 
@@ -300,8 +309,8 @@ if not INTERPRETED:
         assert_passes_in_the_interpreter(__file__)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="nothing of it runs in the interpreter")
-def test_cost_counts_every_row_once_and_every_visible_pair():
+@not_interpreted
+def test_cost_counts_every_operand_once_and_every_visible_pair():
     case = replace(
         CASES["root-only"], context_lens=(10,), trees=((-1, 0, 0),), num_heads=2, page_size=16
     )
@@ -309,8 +318,66 @@ def test_cost_counts_every_row_once_and_every_visible_pair():
     cost = OP.cost(case, itemsize=2)
 
     assert cost.kv_bytes == (10 + 3) * 32 * 2
-    assert cost.bytes == cost.kv_bytes + 3 * 2 * ((32 + 16) * 2 + 4) + 4 * 1
+    ints = 1 + 3 + 2  # page ids, mask words, the two lengths
+    assert cost.bytes == cost.kv_bytes + 3 * 2 * ((32 + 16) * 2 + 4) + 4 * ints
     assert cost.flops == 2 * (10 * 3 + (1 + 2 + 2)) * 2 * (32 + 16)
+
+
+@every_case
+@not_interpreted
+def test_cost_is_what_the_operands_hold(case):
+    arguments = OP.inputs(case, dtype=torch.float16)
+    pages, lse_bytes = arguments["kv_pages"], 4
+    rows = int((~pages.isnan().any(-1)).sum()) + sum(case.tree_sizes) * case.hybrid
+    queries = int((~arguments["q"].isnan().any(-1)).sum())
+    table = arguments["page_table"]
+    ids = int(((table >= 0) & (table < len(pages))).sum())
+    words = sum(-(-size // 32) * size for size in case.tree_sizes)
+
+    cost = OP.cost(case, itemsize=2)
+
+    assert cost.kv_bytes == rows * case.latent_dim * 2
+    per_query = (case.latent_dim + case.value_dim) * 2 + lse_bytes
+    ints = 4 * (ids + words + 2 * len(case.trees))
+    assert cost.bytes - cost.kv_bytes == queries * per_query + ints
+    pairs = sum(
+        len(tree) * context + sum(len(ancestors(tree, node)) for node in range(len(tree)))
+        for context, tree in zip(case.context_lens, case.trees, strict=True)
+    )
+    assert cost.flops == 2 * pairs * case.num_heads * (case.latent_dim + case.value_dim)
+
+
+def ancestors(tree, node):
+    return [node, *ancestors(tree, tree[node])] if node >= 0 else []
+
+
+@not_interpreted
+def test_default_splits_follow_the_bucket_and_not_the_lengths():
+    case = replace(CASES["uneven"], page_size=16)
+    arguments = OP.inputs(case)
+    shorter = arguments | {"context_lens": torch.zeros_like(arguments["context_lens"])}
+    one = replace(case, context_lens=(0,), trees=((-1,),), num_heads=1)
+    short, long = (OP.inputs(replace(one, context_lens=(size,))) for size in (64, 640))
+    counts = [
+        default_num_splits(**each, backend="triton_split")
+        for each in (arguments, shorter, short, long)
+    ]
+
+    assert counts[0] == counts[1]
+    assert counts[2] < counts[3]
+
+
+@not_interpreted
+def test_a_workspace_of_the_size_it_is_said_to_need_is_accepted():
+    arguments = OP.inputs(CASES["uneven"])
+
+    floats = workspace_size(**arguments, backend="triton_split", num_splits=3)
+
+    assert floats == 3 * arguments["q"].shape[:3].numel() * (16 + 1)
+    with pytest.raises(BackendError, match="workspace: expected a backend that has such"):
+        workspace_size(**arguments, backend="reference")
+    with pytest.raises(BackendError, match=r"number of splits: expected .*got 'triton_serial'"):
+        default_num_splits(**arguments, backend="triton_serial")
 
 
 @pytest.mark.parametrize(

@@ -8,19 +8,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.kernels.op import Case, Cost, Op, Tolerance
+from engine.kernels.op import Binary, Case, Cost, Kernel, Op, Tolerance
 from engine.kernels.tree_attention import OP as _TREE_ATTENTION
-from engine.kernels.tree_attention import TreeAttentionCase, launched_programs, tree_attention
+from engine.kernels.tree_attention import (
+    TreeAttentionCase,
+    default_num_splits,
+    launched_programs,
+    tree_attention,
+    workspace_size,
+)
 
 OPS: dict[str, Op[Any]] = {op.name: op for op in (_TREE_ATTENTION,)}
 
 __all__ = [
     "OPS",
+    "Binary",
     "Case",
     "Cost",
+    "Kernel",
     "Op",
     "Tolerance",
     "TreeAttentionCase",
+    "default_num_splits",
     "launched_programs",
     "tree_attention",
+    "workspace_size",
 ]

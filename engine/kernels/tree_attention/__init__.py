@@ -14,7 +14,17 @@ the step's time is made of: (context_lens + tree_sizes) * D * itemsize bytes hav
 Bound by that read up to the knee of the machine, by arithmetic beyond it.
 
 Backends: `reference` (PyTorch, any dtype, any device), `triton_serial` and `triton_split`
-(float32, bfloat16 and float16; sm_90, sm_100, sm_120, or the CPU under TRITON_INTERPRET=1).
+(float32, bfloat16 and float16; the architectures in `OP.archs`, or the CPU under
+TRITON_INTERPRET=1).
+
+A CUDA graph: a call can be captured, and replayed with other lengths, pages and masks in the same
+buffers. What a graph fixes is the bucket it stands for: N, T and the width of the page table. The
+number of splits is a function of these and of the machine (`default_num_splits`), not of the
+lengths, so that a graph whose table is as wide as the longest context of its bucket serves every
+step of the bucket; `workspace_size` says what to allocate for it.
+
+A chunk of a prompt is a tree that is one chain, so prefill is the same call: T is not bounded by
+the trees that are drafted, only the words of the mask grow with it.
 
 Source: arXiv 2412.19437 §2.1.1 (latent rows), arXiv 2604.12989 (the tree).
 """
@@ -22,11 +32,19 @@ Source: arXiv 2412.19437 §2.1.1 (latent rows), arXiv 2604.12989 (the tree).
 from __future__ import annotations
 
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import BackendError
-from engine.kernels.op import Op
-from engine.kernels.tree_attention.cases import CASES, TreeAttentionCase, cost, inputs, tolerance
+from engine.kernels.op import Backend, Build, Op
+from engine.kernels.tree_attention.cases import (
+    CASES,
+    PRODUCTION,
+    TreeAttentionCase,
+    cost,
+    inputs,
+    tolerance,
+)
 from engine.kernels.tree_attention.problem import Problem, pose
 from engine.kernels.tree_attention.reference import run as _run_reference
 
@@ -35,43 +53,62 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["OP", "TreeAttentionCase", "launched_programs", "tree_attention"]
+    from engine.kernels.op import Kernel
+
+__all__ = [
+    "OP",
+    "TreeAttentionCase",
+    "default_num_splits",
+    "launched_programs",
+    "tree_attention",
+    "workspace_size",
+]
+
+_TRITON_ARCHS = (90, 100, 120)
 
 
-def _run_serial(problem: Problem) -> None:
-    from engine.kernels.tree_attention import triton_serial  # noqa: PLC0415 - see _BACKENDS
+def _later(module: str, function: str) -> Callable[..., Any]:
+    """Return a function of a backend's module, which the first call imports.
 
-    triton_serial.run(problem)
+    Triton takes a good part of a second to import, and where there is no Triton the reference
+    works without it.
+    """
 
+    def call(*arguments: Any) -> Any:
+        found = import_module(f"engine.kernels.tree_attention.{module}")
+        return getattr(found, function)(*arguments)
 
-def _run_split(problem: Problem) -> None:
-    from engine.kernels.tree_attention import triton_split  # noqa: PLC0415 - see _BACKENDS
-
-    triton_split.run(problem)
-
-
-def _serial_programs(problem: Problem) -> int:
-    from engine.kernels.tree_attention import triton_serial  # noqa: PLC0415 - see _BACKENDS
-
-    return triton_serial.programs(problem)
+    return call
 
 
-def _split_programs(problem: Problem) -> int:
-    from engine.kernels.tree_attention import triton_split  # noqa: PLC0415 - see _BACKENDS
-
-    return triton_split.programs(problem)
+def _built(kernels: str) -> Build:
+    return Build(_TRITON_ARCHS, _later("builds", kernels))
 
 
-# Triton is imported by the first call that asks for it: it takes a good part of a second, and
-# where there is no Triton the reference works without it.
-_BACKENDS: dict[str, Callable[[Problem], None]] = {
-    "reference": _run_reference,
-    "triton_serial": _run_serial,
-    "triton_split": _run_split,
+def _split_workspace(problem: Problem) -> int:
+    split = import_module("engine.kernels.tree_attention.triton_split")
+    return int(
+        split.workspace_size(problem, problem.num_splits or split.choose_num_splits(problem))
+    )
+
+
+_BACKENDS: dict[str, Backend] = {
+    "reference": Backend(run=_run_reference),
+    "triton_serial": Backend(
+        run=_later("triton_serial", "run"),
+        build=_built("serial"),
+        programs=_later("triton_serial", "programs"),
+    ),
+    "triton_split": Backend(
+        run=_later("triton_split", "run"),
+        build=_built("split"),
+        programs=_later("triton_split", "programs"),
+        num_splits=_later("triton_split", "choose_num_splits"),
+        workspace_size=_split_workspace,
+    ),
 }
-_PROGRAMS: dict[str, Callable[[Problem], int]] = {
-    "triton_serial": _serial_programs,
-    "triton_split": _split_programs,
+_BUILDS: dict[str, Build] = {
+    name: backend.build for name, backend in _BACKENDS.items() if backend.build is not None
 }
 
 
@@ -121,8 +158,8 @@ def tree_attention(
     kv_scales : None
         Reserved for quantised pages, which no backend reads yet.
     num_splits : int, optional
-        Parts the rows are divided into, for backends that split; by default a function of
-        batch, heads, capacity of the page table and the number of SMs.
+        Parts the rows are divided into, for backends that split; by default what
+        `default_num_splits` gives.
     backend : str
         Name in `OPS["tree_attention"].implementations`.
     out : [N, T, H, value_dim], dtype of q, last dim contiguous, optional
@@ -144,11 +181,7 @@ def tree_attention(
     BackendError
         The backend is unknown, cannot run here, or was given an argument it has no use for.
     """
-    run = _BACKENDS.get(backend)
-    if run is None:
-        raise BackendError(
-            f"attention backend: expected one of {', '.join(_BACKENDS)}, got {backend!r}"
-        )
+    run = _backend(backend).run
     problem = pose(
         q,
         kv_pages,
@@ -170,28 +203,72 @@ def tree_attention(
     return problem.out, problem.lse
 
 
-def launched_programs(q: Tensor, *operands: Tensor, backend: str, **arguments: Any) -> int:
+def launched_programs(*operands: Tensor, backend: str, **arguments: Any) -> int:
     """Count the programs of the kernel that reads the rows, for a call with these arguments.
 
     Against the number of SMs it says whether a launch can fill the device at all. The reference
     has no such kernel, which is a BackendError.
     """
-    count = _PROGRAMS.get(backend)
-    if count is None:
+    count = _given(backend, "launched programs", _backend(backend).programs)
+    return int(count(_problem(*operands, **arguments)))
+
+
+def default_num_splits(*operands: Tensor, backend: str, **arguments: Any) -> int:
+    """Return the number of splits a call with these arguments takes if it names none.
+
+    The same for all calls of equal N, T, H, dtype, layout and width of the page table on one
+    device. A backend that does not split is a BackendError.
+    """
+    choose = _given(backend, "number of splits", _backend(backend).num_splits)
+    return int(choose(_problem(*operands, **arguments)))
+
+
+def workspace_size(*operands: Tensor, backend: str, **arguments: Any) -> int:
+    """Return the float32 numbers a call with these arguments needs as its workspace.
+
+    A backend that takes none is a BackendError.
+    """
+    size = _given(backend, "workspace", _backend(backend).workspace_size)
+    return int(size(_problem(*operands, **arguments)))
+
+
+def _kernels(name: str, arch: int, **arguments: Any) -> tuple[Kernel, ...]:
+    """Return what an entry of `_BUILDS` launches on an architecture for these arguments."""
+    return _BUILDS[name].kernels(_problem(**arguments), arch)
+
+
+def _backend(name: str) -> Backend:
+    found = _BACKENDS.get(name)
+    if found is None:
         raise BackendError(
-            f"launched programs: expected one of {', '.join(_PROGRAMS)}, got {backend!r}"
+            f"attention backend: expected one of {', '.join(_BACKENDS)}, got {name!r}"
         )
+    return found
+
+
+def _given(backend: str, what: str, function: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return the function, or refuse a backend that has no such thing."""
+    if function is None:
+        raise BackendError(f"{what}: expected a backend that has such, got {backend!r}")
+    return function
+
+
+def _problem(*operands: Tensor, **arguments: Any) -> Problem:
+    """Check the arguments of a call of which the optional ones may be left out."""
     options: dict[str, Any] = dict.fromkeys(
         ("kv_scales", "num_splits", "tree_kv", "out", "lse", "workspace")
     )
-    return count(pose(q, *operands, **(options | arguments)))
+    return pose(*operands, **(options | arguments))
 
 
 OP: Op[TreeAttentionCase] = Op(
     name="tree_attention",
     reference=partial(tree_attention, backend="reference"),
     implementations={name: partial(tree_attention, backend=name) for name in _BACKENDS},
+    archs={name: build.archs for name, build in _BUILDS.items()},
+    kernels=_kernels,
     cases=CASES,
+    production=PRODUCTION,
     inputs=inputs,
     cost=cost,
     tolerance=tolerance,

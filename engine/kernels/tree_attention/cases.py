@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from engine.config import PAGE_SIZES
 from engine.kernels.op import Case, Cost, Tolerance
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 _SPARE_PAGES = 3  # pages that belong to no sequence; their rows are NaN
 _IMPOSSIBLE_PAGE = 2**31 - 1  # page id beyond every pool, for table entries nobody may read
+_INT_BYTES = 4  # of an id, a length, a mask word; of an lse too
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,10 @@ class TreeAttentionCase(Case):
     rope_dim: int = 16
     page_size: int = 1
     hybrid: bool = False  # the tree's rows stand in tree_kv, not in the pages
-    strided: bool = False  # q, pages, table, mask and tree_kv are views of larger tensors
+    row_gap: int = 0  # elements behind every row of q, pages, table, mask and tree_kv: views
     sees: str = "ancestors"  # or "random": any mask, rows that see nothing among them
+    query_scale: float = 1.0  # scores have about this size
+    shared_pages: int = 0  # first pages of every sequence that are those of the first one
     seed: int = 0
 
     @property
@@ -87,7 +91,7 @@ def inputs(
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
 
-    q = normal(N, T, case.num_heads, D)
+    q = normal(N, T, case.num_heads, D) * case.query_scale
     tree_kv = normal(N, T, D) if case.hybrid else None
     for sequence, size in enumerate(case.tree_sizes):
         q[sequence, size:] = torch.nan
@@ -107,9 +111,9 @@ def inputs(
         "tree_sizes": torch.tensor(case.tree_sizes, dtype=torch.int32, device=device),
         "tree_kv": tree_kv,
     }
-    if case.strided:
+    if case.row_gap:
         strided = ("q", "kv_pages", "page_table", "ancestor_bits", "tree_kv")
-        operands |= {name: _inside_larger(operands[name]) for name in strided}
+        operands |= {name: _inside_larger(operands[name], case.row_gap) for name in strided}
     return {**operands, "softmax_scale": D**-0.5, "value_dim": case.value_dim}
 
 
@@ -123,14 +127,16 @@ def _page_table(case: TreeAttentionCase) -> tuple[Tensor, int]:
     """Shuffled page ids `[N, max_pages]` int32, and the size of the pool they come from."""
     generator = torch.Generator().manual_seed(case.seed)
     counts = [-(-length // case.page_size) for length in _paged_lengths(case)]
-    num_pages = sum(counts) + _SPARE_PAGES
+    num_pages = sum(counts) - case.shared_pages * (len(counts) - 1) + _SPARE_PAGES
     ids = torch.randperm(num_pages, generator=generator, dtype=torch.int64).to(torch.int32)
     table = torch.full((len(counts), max(counts) + 2), _IMPOSSIBLE_PAGE, dtype=torch.int32)
     table[:, 1::2] = -1
-    used = 0
+    table[:, : case.shared_pages] = ids[: case.shared_pages]
+    used = case.shared_pages
     for sequence, count in enumerate(counts):
-        table[sequence, :count] = ids[used : used + count]
-        used += count
+        own = count - case.shared_pages
+        table[sequence, case.shared_pages : count] = ids[used : used + own]
+        used += own
     return table, num_pages
 
 
@@ -157,33 +163,37 @@ def _ancestor_bits(case: TreeAttentionCase, T: int) -> Tensor:
     return bits
 
 
-def _inside_larger(tensor: Tensor | None) -> Tensor | None:
-    """Return the same values as a view with a gap after every row; the gap is not a value."""
+def _inside_larger(tensor: Tensor | None, gap: int) -> Tensor | None:
+    """Return the same values as a view with a gap behind every row; the gap is not a value."""
     if tensor is None:
         return None
     *leading, last = tensor.shape
     hole = torch.nan if tensor.is_floating_point() else -1
-    larger = torch.full((*leading, last + 16), hole, dtype=tensor.dtype, device=tensor.device)
+    larger = torch.full((*leading, last + gap), hole, dtype=tensor.dtype, device=tensor.device)
     larger[..., :last] = tensor
     return larger[..., :last]
 
 
 def cost(case: TreeAttentionCase, *, itemsize: int = 2) -> Cost:
-    """Bytes and FLOP of a call: each latent row, query, result and table entry moves once.
+    """Bytes and FLOP of a call: each latent row, query, result, id, length and mask word once.
 
-    FLOP counts the visible pairs only: 2 (D + value_dim) for each of the rows of all heads.
+    A row that several sequences share is one row. FLOP counts the visible pairs of trees only:
+    2 (D + value_dim) for each of them and each head.
     """
-    kv_rows = sum(case.context_lens) + sum(case.tree_sizes)
-    query_rows = sum(case.tree_sizes) * case.num_heads
+    again = case.shared_pages * case.page_size * (len(case.trees) - 1)
+    kv_rows = sum(case.context_lens) + sum(case.tree_sizes) - again
+    tokens = sum(case.tree_sizes)
     kv_bytes = kv_rows * case.latent_dim * itemsize
-    io_bytes = query_rows * ((case.latent_dim + case.value_dim) * itemsize + 4)
+    row_bytes = (case.latent_dim + case.value_dim) * itemsize + _INT_BYTES  # query, out, lse
     page_ids = sum(-(-length // case.page_size) for length in _paged_lengths(case))
+    mask_words = sum(size * -(-size // 32) for size in case.tree_sizes)
+    ints = page_ids + mask_words + 2 * len(case.trees)  # and both lengths of every sequence
     pairs = sum(
         context * len(tree) + _num_visible(tree)
         for context, tree in zip(case.context_lens, case.trees, strict=True)
     )
     return Cost(
-        bytes=kv_bytes + io_bytes + 4 * page_ids,
+        bytes=kv_bytes + tokens * case.num_heads * row_bytes + ints * _INT_BYTES,
         flops=2 * pairs * case.num_heads * (case.latent_dim + case.value_dim),
         kv_bytes=kv_bytes,
     )
@@ -197,15 +207,24 @@ def _num_visible(tree: Sequence[int]) -> int:
     return sum(levels)
 
 
-def tolerance(dtype: torch.dtype) -> Tolerance:
-    """How far an implementation may be from the reference on the same inputs."""
+def tolerance(dtype: torch.dtype, query_scale: float = 1.0) -> Tolerance:
+    """How far an implementation may be from the reference on the same inputs.
+
+    `query_scale` is the case's: an error of a score is relative to the score, and its effect on a
+    probability, and on the lse, is the error itself.
+    """
+    scale = max(1.0, query_scale)
     if dtype == torch.float32:
-        return Tolerance(1e-5, 1e-4, "float32 sums of up to 1e5 terms in another order")
+        return Tolerance(
+            1e-5 * scale, 1e-4 * scale**0.5, "float32 sums of up to 1e5 terms in another order"
+        )
     if dtype == torch.float64:
-        return Tolerance(1e-12, 1e-11, "float64 sums of up to 1e5 terms in another order")
+        return Tolerance(
+            1e-12 * scale, 1e-11 * scale**0.5, "float64 sums of up to 1e5 terms in another order"
+        )
     return Tolerance(
         2e-2 if dtype == torch.bfloat16 else 3e-3,
-        1e-3,
+        1e-3 * scale**0.5,
         "probabilities and outputs rounded to the inputs' dtype, scores exact in float32",
     )
 
@@ -253,9 +272,27 @@ CASES: tuple[TreeAttentionCase, ...] = (
     TreeAttentionCase("hybrid", "tree rows beside the pages, not in them", (45, 0, 64),
                       (bush(9, 8), chain(5), star(3)), page_size=16, hybrid=True),
     TreeAttentionCase("strided", "views of larger tensors, gaps filled with NaN", (50, 17),
-                      (bush(6, 9), chain(9)), page_size=16, strided=True),
+                      (bush(6, 9), chain(9)), page_size=16, row_gap=16),
     TreeAttentionCase("strided-hybrid", "views of larger tensors, tree rows apart", (50, 17),
-                      (bush(6, 9), chain(9)), page_size=1, strided=True, hybrid=True),
+                      (bush(6, 9), chain(9)), page_size=1, row_gap=16, hybrid=True),
+    TreeAttentionCase("most-tokens", "one token beyond four mask words, every kind of tree",
+                      (33, 0, 5), (bush(129, 20), star(127), chain(128)), num_heads=1,
+                      page_size=64),
+    TreeAttentionCase("hybrid-most-tokens", "the same beside the pages", (0, 17),
+                      (chain(129), star(129)), num_heads=1, page_size=1, hybrid=True),
+    TreeAttentionCase("most-heads", "128 heads: a token fills tiles by itself", (9,),
+                      (chain(2),), num_heads=128, page_size=32),
+    TreeAttentionCase("most-sequences", "32 lengths and trees in one launch, some empty",
+                      tuple(7 * n * n % 71 for n in range(32)),
+                      tuple(bush(1 + n % 5, n) for n in range(32)), num_heads=1, page_size=32,
+                      hybrid=True),
+    TreeAttentionCase("odd-heads", "heads that no tile is a multiple of", (65, 31),
+                      (bush(7, 22), star(9)), num_heads=7, page_size=1),
+    TreeAttentionCase("shared-pages", "a prefix whose pages two sequences share", (70, 41, 32),
+                      (bush(5, 23), chain(4), star(3)), page_size=16, shared_pages=2),
+    TreeAttentionCase("huge-scores", "scores of 1e4: weights of 0 and 1, no overflow",
+                      (45, 0, 130), (bush(9, 24), bush(12, 25), chain(4)), page_size=16,
+                      query_scale=3e3),
     TreeAttentionCase("wide-value", "value wider than the rope part", (75, 9),
                       (bush(9, 10), chain(3)), value_dim=64, rope_dim=16, num_heads=5,
                       page_size=32),
@@ -264,3 +301,21 @@ CASES: tuple[TreeAttentionCase, ...] = (
     TreeAttentionCase("production-page128", "the same, whole tiles inside one page", (70,),
                       (bush(9, 12),), num_heads=8, value_dim=512, rope_dim=64, page_size=128),
 )  # fmt: skip
+
+# The widths of DeepSeek-V3 and Kimi K2 with the heads of a TP8 rank and of a whole model.
+PRODUCTION: tuple[TreeAttentionCase, ...] = tuple(
+    TreeAttentionCase(
+        name=f"{num_heads}x{tokens}-page{page_size}{'-hybrid' if hybrid else ''}",
+        reason="a shape that is served",
+        context_lens=(200,),
+        trees=(bush(tokens, seed=tokens),),
+        num_heads=num_heads,
+        value_dim=512,
+        rope_dim=64,
+        page_size=page_size,
+        hybrid=hybrid,
+    )
+    for hybrid in (False, True)
+    for page_size in PAGE_SIZES
+    for num_heads, tokens in ((8, 1), (8, 9), (8, 129), (64, 9), (128, 1))
+)

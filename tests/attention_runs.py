@@ -1,0 +1,68 @@
+"""Where the tests of tree attention run its backends, and how results are compared.
+
+Triton's interpreter has to be chosen before Triton is imported, so a test file that runs kernels
+repeats itself in a process of its own with TRITON_INTERPRET=1; there the Triton backends run on
+the CPU. On a CUDA device every backend runs compiled (marker gpu).
+"""
+
+import os
+
+import pytest
+import torch
+
+from engine.errors import BackendError
+from engine.kernels import OPS
+
+OP = OPS["tree_attention"]
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+KERNEL_BACKENDS = [name for name in OP.implementations if name != "reference"]
+TRITON_BACKENDS = [name for name in KERNEL_BACKENDS if name.startswith("triton")]
+ON_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+if INTERPRETED:
+    PLAIN_RUNS = [("cpu", name) for name in TRITON_BACKENDS]
+else:
+    PLAIN_RUNS = [("cpu", "reference")] + [("cuda", name) for name in OP.implementations]
+RUNS = [pytest.param(*run, marks=ON_GPU if run[0] == "cuda" else ()) for run in PLAIN_RUNS]
+KERNEL_RUNS = [run for run in RUNS if run.values[1] != "reference"]
+SPLIT_DEVICES = ["cpu"] if INTERPRETED else [pytest.param("cuda", marks=ON_GPU)]
+
+every_run = pytest.mark.parametrize(("device", "backend"), RUNS)
+every_kernel_run = pytest.mark.parametrize(("device", "backend"), KERNEL_RUNS)
+not_interpreted = pytest.mark.skipif(INTERPRETED, reason="nothing of it runs in the interpreter")
+
+
+def call(backend, arguments, **options):
+    """Run a backend; one made for bfloat16 and the production widths alone may refuse others."""
+    is_served = arguments["q"].dtype == torch.bfloat16 and arguments["value_dim"] == 512
+    try:
+        return OP.implementations[backend](**arguments, **options)
+    except BackendError as error:
+        if backend not in ("reference", *TRITON_BACKENDS) and not is_served:
+            pytest.skip(str(error))
+        raise
+
+
+def in_float64(arguments):
+    """The same values in float64, which every backend's result is compared in."""
+    return {
+        name: value.double() if torch.is_tensor(value) and value.is_floating_point() else value
+        for name, value in arguments.items()
+    }
+
+
+def assert_close(actual, expected, tolerance):
+    """Compare shape, dtype, where values are infinite, then values."""
+    for have, want in zip(actual, expected, strict=True):
+        assert have.shape == want.shape
+        assert not have.isnan().any()
+        assert torch.equal(have.isfinite(), want.isfinite())
+    out, lse = (have.double() for have in actual)
+    want_out, want_lse = (want.double() for want in expected)
+    error, size = (out - want_out).norm(dim=-1), want_out.norm(dim=-1)
+    assert (error <= tolerance.output_rel * size).all(), (error / size).nan_to_num().max()
+    finite = want_lse.isfinite()
+    assert ((lse - want_lse)[finite].abs() <= tolerance.lse_abs).all()
