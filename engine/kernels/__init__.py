@@ -17,6 +17,7 @@ from engine.kernels.tree_attention import (
     tree_attention,
     workspace_size,
 )
+from engine.kernels.tree_attention.ladder import ladder_attention, ladder_programs
 
 OPS: dict[str, Op[Any]] = {op.name: op for op in (_TREE_ATTENTION,)}
 
@@ -30,6 +31,8 @@ __all__ = [
     "Tolerance",
     "TreeAttentionCase",
     "default_num_splits",
+    "ladder_attention",
+    "ladder_programs",
     "launched_programs",
     "tree_attention",
     "workspace_size",
