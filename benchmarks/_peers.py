@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from triton import TritonError
 
 from benchmarks import _peer_libraries as libraries
 from benchmarks._peer_cells import OURS, PeerCell, mask_of
@@ -25,12 +26,13 @@ from benchmarks._peer_libraries import PeerMissingError
 from benchmarks._peer_triton import PAGE_MULTIPLE, sglang_tree, vllm_chain
 from benchmarks._sidecar import CaseFacts
 from benchmarks._timing import captured
+from engine.errors import EngineError
 from engine.kernels import launched_programs
 
-# What a stock kernel or its build raises where it cannot do what it is asked to.
+# What an implementation or its build raises where it cannot do what it is asked to.
 CALL_ERRORS: Final = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError),
-    *(RuntimeError, TypeError, ValueError),
+    *(RuntimeError, TypeError, ValueError, TritonError, EngineError),
 )
 
 
@@ -156,6 +158,7 @@ def _recorded(
     if device.type != "cuda":
         keep()
         return call, results[0]
+    torch.cuda.synchronize()  # the operands were made on another stream than the warm-up's
     replay = captured(keep)
     results[0].zero_()  # what the replay does not write must not count
     replay()

@@ -226,6 +226,18 @@ def test_a_mask_that_was_not_asked_for_shows_at_a_long_context():
 
 
 @ordinary
+def test_a_result_is_right_within_the_ops_tolerance():
+    expected = torch.ones(1, 2, 3, 4)
+    near, far = (expected.clone() for _ in range(2))
+    near[0, 1, 2] *= 1.0156  # bfloat16 has it exactly
+    far[0, 1, 2] *= 1.0234
+
+    assert check("near", near.bfloat16(), expected) == pytest.approx(0.0156, abs=1e-3)
+    with pytest.raises(PeerRefusedError, match=r"within 0\.02 of the definition, got 0\.0234"):
+        check("far", far.bfloat16(), expected)
+
+
+@ordinary
 def test_a_result_of_another_shape_or_of_no_number_is_wrong():
     expected = torch.ones(1, 2, 3, 4)
     hollow = expected.clone()
@@ -279,6 +291,14 @@ def test_what_a_stock_call_raises_becomes_one_line(monkeypatch):
 
     with pytest.raises(PeerRefusedError, match=r"^fa3: RuntimeError: no kernel image$"):
         enter("fa3", inputs, inputs.expected("chain"))
+
+
+@ordinary
+def test_a_backend_of_ours_that_cannot_run_here_is_refused_in_one_line():
+    inputs = small(SMALL)
+
+    with pytest.raises(PeerRefusedError, match=r"^triton_split: BackendError: "):
+        enter("triton_split", inputs, inputs.expected("tree"))
 
 
 @ordinary
