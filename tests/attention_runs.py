@@ -12,6 +12,7 @@ import torch
 
 from engine.errors import BackendError
 from engine.kernels import OPS
+from engine.kernels.tree_attention.reference import unpack_bits
 
 OP = OPS["tree_attention"]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -52,6 +53,39 @@ def in_float64(arguments):
         name: value.double() if torch.is_tensor(value) and value.is_floating_point() else value
         for name, value in arguments.items()
     }
+
+
+def eager(arguments):
+    """Attend in PyTorch, every product and the softmax in the dtype of the inputs."""
+    q, pages, scale = arguments["q"], arguments["kv_pages"], arguments["softmax_scale"]
+    value_dim = arguments["value_dim"]
+    N, T, H, D = q.shape
+    out = q.new_zeros(N, T, H, value_dim)
+    lse = torch.full((N, T, H), -torch.inf, device=q.device)
+    for n in range(N):
+        context, size = int(arguments["context_lens"][n]), int(arguments["tree_sizes"][n])
+        tree = arguments["tree_kv"]
+        in_pages = context + (size if tree is None else 0)
+        ids = arguments["page_table"][n, : -(-in_pages // pages.shape[1])].long()
+        rows = pages[ids].flatten(0, 1)[:in_pages]
+        rows = rows if tree is None else torch.cat([rows, tree[n, :size]])
+        visible = torch.ones(size, len(rows), dtype=torch.bool, device=q.device)
+        visible[:, context:] = unpack_bits(arguments["ancestor_bits"][n, :size], size)
+        scores = (q[n, :size].reshape(-1, D) @ rows.T).view(size, H, -1) * scale
+        scores = scores.masked_fill(~visible[:, None], -torch.inf)
+        out[n, :size] = (scores.softmax(-1).nan_to_num() @ rows[:, :value_dim]).to(q.dtype)
+        lse[n, :size] = scores.logsumexp(-1).float()
+    return out, lse
+
+
+def errors(results, arguments):
+    """‖out - exact‖ / ‖exact‖ and the largest |lse - exact|, against float64."""
+    want_out, want_lse = OP.reference(**in_float64(arguments))
+    out, lse = (result.double() for result in results)
+    finite = want_lse.isfinite()
+    return ((out - want_out).norm() / want_out.norm()).item(), (lse - want_lse)[
+        finite
+    ].abs().max().item()
 
 
 def assert_close(actual, expected, tolerance):

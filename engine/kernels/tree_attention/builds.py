@@ -6,11 +6,13 @@ this op share, so that a kernel is listed by its tile sizes alone.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine.kernels.tree_attention import tiles, triton_serial, triton_split
+from engine.kernels.tree_attention import tiles, triton_ladder, triton_serial, triton_split
+from engine.kernels.tree_attention.triton_ladder import Switches
 from engine.kernels.triton_build import triton_kernel
 
 if TYPE_CHECKING:
@@ -37,6 +39,16 @@ def split(problem: Problem, arch: int) -> tuple[Kernel, ...]:
         _kernel(triton_split.split_kernel, problem, triton_split.packed(problem, arch), arch),
         _kernel(triton_split.merge_kernel, problem, merge, arch),
     )
+
+
+def ladder(problem: Problem, arch: int) -> tuple[Kernel, ...]:
+    """Return the kernels of the ladder; without `split` only the result's dtype is another."""
+    if problem.q.dtype == torch.float32:
+        return ()  # refused on a device
+    ways = itertools.product((False, True), repeat=2)
+    switches = (Switches(read_once=one, split=True, packed=two) for one, two in ways)
+    found = (one for way in switches for one in triton_ladder.launches(problem, way, arch))
+    return tuple(triton_kernel(one.kernel, one.arguments, one.meta, arch) for one in found)
 
 
 def _kernel(function: Any, problem: Problem, meta: Mapping[str, Any], arch: int) -> Kernel:

@@ -273,6 +273,8 @@ CASES: tuple[TreeAttentionCase, ...] = (
                       (bush(9, 8), chain(5), star(3)), page_size=16, hybrid=True),
     TreeAttentionCase("strided", "views of larger tensors, gaps filled with NaN", (50, 17),
                       (bush(6, 9), chain(9)), page_size=16, row_gap=16),
+    TreeAttentionCase("unaligned", "views whose rows begin at any element", (50, 17),
+                      (bush(6, 9), chain(9)), page_size=16, row_gap=1),
     TreeAttentionCase("strided-hybrid", "views of larger tensors, tree rows apart", (50, 17),
                       (bush(6, 9), chain(9)), page_size=1, row_gap=16, hybrid=True),
     TreeAttentionCase("most-tokens", "one token beyond four mask words, every kind of tree",

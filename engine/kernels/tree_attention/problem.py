@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.errors import BackendError, ShapeError
 
+MOST_SPLITS = 65535  # second and third dim of a CUDA grid
 _LENGTH_DTYPES = (torch.int32, torch.int64)
 _ROW_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -117,8 +118,10 @@ def _refuse_options(kv_scales: Tensor | None, num_splits: int | None) -> None:
             f"kv_scales: expected None, got a tensor of shape {tuple(kv_scales.shape)} "
             "(no backend reads quantised pages)"
         )
-    if num_splits is not None and num_splits < 1:
-        raise ShapeError(f"num_splits: expected at least 1, got {num_splits}")
+    if num_splits is not None and not 1 <= num_splits <= MOST_SPLITS:
+        raise ShapeError(
+            f"num_splits: expected 1..{MOST_SPLITS}, got {num_splits} (a dim of the grid)"
+        )
 
 
 def _check_rows(q: Tensor, kv_pages: Tensor, tree_kv: Tensor | None, value_dim: int) -> None:
