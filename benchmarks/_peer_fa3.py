@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks._peer_inputs import PeerInputs
-from benchmarks._peer_merge import NATURAL, merge
+from benchmarks._peer_merge import merge_fa3
 
 Forward = Callable[..., list[Tensor]]
 
@@ -68,7 +68,7 @@ def fa3_cascade(forward: Forward, inputs: PeerInputs) -> Callable[[], Tensor]:
     def call() -> Tensor:
         out, lse, *_ = forward(**prefix)
         tree_out, tree_lse, *_ = forward(**tree)
-        merged = merge((out, lse.T), (tree_out, tree_lse.T), nats_per_unit=NATURAL)
+        merged = merge_fa3((out, lse), (tree_out, tree_lse))
         return merged.view_as(inputs.q[..., : inputs.case.value_dim])
 
     return call

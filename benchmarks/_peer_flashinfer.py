@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks._peer_inputs import PeerInputs
-from benchmarks._peer_merge import BINARY, merge
+from benchmarks._peer_merge import merge_flashinfer
 
 WORKSPACE_BYTES: Final = 128 << 20  # what its documentation recommends
 
@@ -35,7 +35,7 @@ def flashinfer_cascade(mla: Any, inputs: PeerInputs, *, backend: str) -> Callabl
     tree = _planned(mla, inputs, backend, each, ancestor_rows(inputs), causal=False)
 
     def call() -> Tensor:
-        merged = merge(prefix(return_lse=True), tree(return_lse=True), nats_per_unit=BINARY)
+        merged = merge_flashinfer(prefix(return_lse=True), tree(return_lse=True))
         return merged.view_as(inputs.q[..., : inputs.case.value_dim])
 
     return call

@@ -9,73 +9,62 @@ one reads it as either library leaves it, so that a cascade spends one launch he
 
 from typing import Final
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-NATURAL: Final = 1.0  # nats for each unit of an LSE: FlashAttention-3
-BINARY: Final = 0.6931471805599453  # of one to base 2: FlashInfer
+LN_2: Final = tl.constexpr(0.6931471805599453)
 
 
-def merge(
-    part: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], *, nats_per_unit: float
+def merge_fa3(part: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
+    """Merge what FlashAttention-3 returned: its LSE is `[H, M]`, natural. See `_merge`."""
+    return _merge(part, other, is_flashinfer=False)
+
+
+def merge_flashinfer(part: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Tensor:
+    """Merge what FlashInfer returned: its LSE is `[M, H]`, to base 2. See `_merge`."""
+    return _merge(part, other, is_flashinfer=True)
+
+
+def _merge(
+    part: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], *, is_flashinfer: bool
 ) -> Tensor:
-    """Return the attention over the rows of both parts.
+    """Return the attention over the rows of both parts, written to the first one's output.
 
     Parameters
     ----------
-    part, other : (out [M, H, V], lse [M, H] float32)
-        Each over its own rows; `out` contiguous, `lse` of any strides, -inf where nothing was seen.
-    nats_per_unit : float
-        Unit of both LSEs, NATURAL or BINARY.
+    part, other : (out [M, H, V], lse float32), all contiguous, V a power of two
+        Each over its own rows. The first `out` is mutated.
 
     Returns
     -------
     Tensor
-        [M, H, V], dtype of `out`; a row that sees nothing in either part is NaN.
+        The first `out`; a row that sees nothing in either part is NaN.
     """
-    (out, lse), (other_out, other_lse) = part, other
-    merged = torch.empty_like(out)
+    out, lse = part
     num_rows, num_heads, width = out.shape
-    _merge_kernel[(num_rows, num_heads)](
-        out,
-        lse,
-        other_out,
-        other_lse,
-        merged,
-        *lse.stride(),
-        *other_lse.stride(),
-        nats_per_unit,
-        width=width,
-        tile=triton.next_power_of_2(width),
-    )
-    return merged
+    _merge_kernel[(num_rows, num_heads)](out, lse, *other, is_flashinfer=is_flashinfer, width=width)
+    return out
 
 
 @triton.jit
-def _merge_kernel(  # noqa: ANN202, PLR0913, PLR0917 - typed by its launch
+def _merge_kernel(  # noqa: ANN202
     out,  # noqa: ANN001
     lse,  # noqa: ANN001
     other_out,  # noqa: ANN001
     other_lse,  # noqa: ANN001
-    merged,  # noqa: ANN001
-    lse_row_stride,  # noqa: ANN001
-    lse_head_stride,  # noqa: ANN001
-    other_row_stride,  # noqa: ANN001
-    other_head_stride,  # noqa: ANN001
-    nats_per_unit,  # noqa: ANN001
+    is_flashinfer: tl.constexpr,
     width: tl.constexpr,
-    tile: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(1)
-    a = tl.load(lse + row * lse_row_stride + head * lse_head_stride) * nats_per_unit
-    b = tl.load(other_lse + row * other_row_stride + head * other_head_stride) * nats_per_unit
+    num_rows, num_heads = tl.num_programs(0), tl.num_programs(1)
+    entry = row * num_heads + head if is_flashinfer else head * num_rows + row
+    a, b = tl.load(lse + entry), tl.load(other_lse + entry)
+    if is_flashinfer:
+        a, b = a * LN_2, b * LN_2
     most = tl.maximum(a, b)
     a, b = tl.exp(a - most), tl.exp(b - most)
-    column = tl.arange(0, tile)
-    inside = column < width
-    at = (row * tl.num_programs(1) + head).to(tl.int64) * width + column
-    x = tl.load(out + at, mask=inside).to(tl.float32)
-    y = tl.load(other_out + at, mask=inside).to(tl.float32)
-    tl.store(merged + at, (a * x + b * y) / (a + b), mask=inside)
+    at = (row * num_heads + head).to(tl.int64) * width + tl.arange(0, width)
+    x = tl.load(out + at).to(tl.float32)
+    y = tl.load(other_out + at).to(tl.float32)
+    tl.store(out + at, (a * x + b * y) / (a + b))
