@@ -8,7 +8,8 @@ and the process of a case only hands asv the samples that were stored for it::
     each case     setup → [timer() → time_cold → timer()] for each stored sample → sidecar line
 
 A suite declares params, `groups` and `contestants`. Its params are those of the group, then the
-contestant's name; a suite with another order says so in `place`. The process of a case imports no
+contestant's name; a suite with another order says so in `place`. One that has no cases in a profile
+has an empty axis: asv then knows its name and runs nothing of it. The process of a case imports no
 torch, and neither may the module of such a suite: a start costs seconds with it, tenths without.
 
 A sidecar line says `interleaved`: its start and end are those of the handing over.
@@ -178,7 +179,7 @@ class _InterleavedSuite(ABC):
     _handing: _Handing | None = None
 
     def __init_subclass__(cls) -> None:
-        """Name the suite; keep one without cases from asv; refuse one that shares its store."""
+        """Name the suite; refuse one that shares its store."""
         super().__init_subclass__()
         if cls.__name__.startswith("_"):
             return  # shared by several suites, itself none
@@ -188,8 +189,6 @@ class _InterleavedSuite(ABC):
                 f"{cls.__name__}.setup_cache: expected one of its own that returns "
                 "self.measured(), got none (asv knows a cache by the line it is defined in)"
             )
-        if not all(cls.axes()):
-            cls.time_cold = _unvisited  # type: ignore[method-assign]
 
     @classmethod
     def axes(cls) -> list[list[Any]]:
@@ -339,10 +338,3 @@ class _InterleavedSuite(ABC):
 
 def _nothing() -> None:
     """Put nothing back: a flush moves more bytes than the shorter bodies, and would be counted."""
-
-
-def _unvisited(self: Any, stored: Mapping[tuple[Any, ...], Stored], *params: Any) -> None:
-    """Stand in for the method of a suite that has no cases in this profile."""
-
-
-_unvisited.skip_benchmark = True  # type: ignore[attr-defined] # asv then leaves it out

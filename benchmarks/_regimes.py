@@ -73,6 +73,13 @@ class TreeAxes:
     page_sizes: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class LadderAxes:
+    """The axis of `ladder.Ladder` that a profile decides; the variants are always all of them."""
+
+    context_tokens: list[int]
+
+
 def profile_named(name: str) -> Profile:
     """Return the profile called `name`; `UnknownProfileError` lists the known ones."""
     if name not in PROFILES:
@@ -147,6 +154,14 @@ def tree_axes(profile: Profile) -> TreeAxes:
             page_sizes=[1, 16, 32, 64, 128],
         )
     return TreeAxes([64], [64], [64], [16])
+
+
+def ladder_axes(profile: Profile) -> LadderAxes:
+    """Return the contexts of the ladder: of the incident's, the ends and the one of its probe.
+
+    `quick` has none: it has no room for 14 variants, and fewer are no ladder.
+    """
+    return LadderAxes([1024, 65536, 189440] if profile.name == "full" else [])
 
 
 PROFILE: Final = profile_named(os.environ.get(PROFILE_VARIABLE, "quick"))

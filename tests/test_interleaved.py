@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks._ceilings import Ceilings
 from benchmarks._identity import SuiteError
 from benchmarks._interleaved import (
     Absent,
@@ -24,6 +26,9 @@ from benchmarks._interleaved import (
 from benchmarks._sidecar import CaseFacts
 from benchmarks._suite import WallClock
 from benchmarks._timing import DeviceClock
+from dashboard.asv_runs import RunRequest, run_asv
+from db.ingest import ingest
+from db.session import opened, upgrade
 
 ROOT = Path(__file__).parent.parent
 
@@ -221,6 +226,18 @@ def test_a_sample_in_which_the_device_waited_for_the_host_is_detected():
     assert len(set(queue.spins_s)) == 3
 
 
+def test_what_was_wrong_with_the_samples_stands_in_the_line():
+    clock = DeviceClock(SlowQueue())
+    clock.start()
+    seconds = clock.stop()
+    ceilings = Ceilings(None, None, "measured", None)
+
+    line = Race()._line(Contestant("slow", lambda: None), clock, [seconds], ceilings, "cpu")
+
+    assert line["validity"] == ["no_nvml", "interleaved", "exposed_enqueue", "single_sample"]
+    assert (line["timer"], line["samples_s"]) == ("cuda_events", [1e-6])
+
+
 def test_a_case_hands_asv_what_was_measured(stored, sidecars, at_exit):
     samples = hand_over(stored, 8, "slow")
     at_exit()
@@ -303,14 +320,6 @@ def test_a_suite_needs_a_store_of_its_own():
         type("Shared", (Race,), {"version": "1"})
 
 
-def test_a_suite_without_cases_is_kept_from_asv():
-    own = {"version": "1", "setup_cache": Race.setup_cache}
-    empty = type("Empty", (Race,), own | {"params": ([], ["fast"])})
-
-    assert empty.time_cold.skip_benchmark
-    assert not hasattr(Race.time_cold, "skip_benchmark")
-
-
 def test_what_is_stored_can_be_read_without_torch(stored):
     code = (
         "import sys, pickle, benchmarks._interleaved as module\n"
@@ -326,3 +335,60 @@ def test_what_is_stored_can_be_read_without_torch(stored):
 
     assert outcome.stdout.split() == [b"True", b"False"]
     assert isinstance(stored[8, "fast"], Stored)
+
+
+VARIANTS = ["none", "read_once+split", "read_once+split+packed+page_64+in_order"]
+TINY = f"""
+from benchmarks.ladder import Ladder as _Ladder
+
+
+class Tiny(_Ladder):
+    version = "1"
+    params = ([130], {VARIANTS})
+    value_dim = rope_dim = 16
+    num_rounds = 2
+
+    def setup_cache(self):
+        return self.measured()
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """Our engine and suites in a new repository, with a ladder for Triton's interpreter."""
+    root = tmp_path / "project"
+    for name in ("engine", "benchmarks"):
+        ignored = shutil.ignore_patterns("__pycache__", "recorded", "checkpoints")
+        shutil.copytree(ROOT / name, root / name, ignore=ignored)
+    for name in ("asv.conf.json", ".gitignore"):
+        shutil.copy(ROOT / name, root / name)
+    (root / "benchmarks" / "tiny.py").write_text(TINY, encoding="utf-8")
+    git = ["git", "-C", str(root), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    subprocess.run([*git, "init", "--quiet", "."], check=True)
+    subprocess.run([*git, "add", "--all"], check=True)
+    subprocess.run([*git, "commit", "--quiet", "-m", "all"], check=True)
+    return root
+
+
+@pytest.mark.slow
+def test_a_ladder_runs_under_asv_and_its_lines_join_its_results(project, tmp_path, monkeypatch):
+    for name, value in {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}.items():
+        monkeypatch.setenv(name, value)
+    run = run_asv(RunRequest(project, profile="full", bench="tiny", machine="bench-1"))
+
+    url = f"sqlite:///{tmp_path / 'scratch.db'}"
+    upgrade(url)
+    with opened(url, must_exist=True) as database:
+        report = ingest(database, [run.results_dir], repository=project)
+
+    assert (run.exit_status, run.failed) == (0, ())
+    assert (report.values, report.skipped, report.failed) == (3, 0, 0)
+    assert (report.windows_joined, report.windows_unjoined, report.refused) == (3, 0, ())
+    found = lines(run.sidecar_dir)
+    (path,) = (run.results_dir / "bench-1").glob("*-*.json")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    columns, values = content["result_columns"], content["results"]["tiny.Tiny.time_cold"]
+    cell = dict(zip(columns, values, strict=False))
+    assert cell["samples"] == [line["samples_s"] for line in found]
+    assert [line["params"][1] for line in found] == [repr(name) for name in VARIANTS]
+    assert [line["programs"] for line in found] == [8, 8 * 2, 5 * 2]

@@ -1,5 +1,6 @@
 """Suites are declarations: one identity in every profile, one sidecar line for each process."""
 
+import argparse
 import importlib
 import json
 import math
@@ -11,17 +12,20 @@ import time
 from pathlib import Path
 
 import asv.benchmark
+import asv.benchmarks
 import pytest
 import torch
 
 import benchmarks
 from benchmarks import _sidecar
 from benchmarks._identity import SuiteError
+from benchmarks._interleaved import _InterleavedSuite
 from benchmarks._regimes import (
     PROFILES,
     UnknownProfileError,
     attention_axes,
     generation_axes,
+    ladder_axes,
     profile_named,
     step_axes,
     tree_axes,
@@ -116,10 +120,14 @@ def suites():
                 cls
                 for cls in members
                 if isinstance(cls, type)
-                and issubclass(cls, _Suite)
+                and issubclass(cls, (_Suite, _InterleavedSuite))
                 and cls.__module__ == module.name
                 and not cls.__name__.startswith("_")
             )
+
+
+def name_of(cls):
+    return cls._benchmark if issubclass(cls, _Suite) else cls._identity.benchmark
 
 
 def num_cases(cls):
@@ -128,7 +136,7 @@ def num_cases(cls):
 
 
 def test_the_quick_profile_is_quick():
-    counts = {cls._benchmark: num_cases(cls) for cls in suites()}
+    counts = {name_of(cls): num_cases(cls) for cls in suites()}
 
     known = {"step.Step.time_step", "tree.Build.time_build", "generation.Generation.time_generate"}
     assert known <= counts.keys()
@@ -163,6 +171,11 @@ def test_a_line_can_be_fitted_over_the_contexts_of_every_profile():
     for profile in PROFILES.values():
         assert len(step_axes(profile, "cpu").context_tokens) >= 4
         assert len(attention_axes(profile, "cuda").context_tokens) >= 4
+
+
+def test_the_ladder_is_climbed_in_full_only():
+    assert ladder_axes(PROFILES["quick"]).context_tokens == []
+    assert ladder_axes(PROFILES["full"]).context_tokens == [1024, 65536, 189440]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -430,8 +443,10 @@ def test_asv_finds_these_suites_and_its_samples_are_the_sidecars(sidecars, tmp_p
     runner("run", folder, "tree.Accept.time_accept-0", "{}", "None", "result.json")
 
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
-    versions = {cls._benchmark: cls.version for cls in suites()}
+    versions = {name_of(cls): cls.version for cls in suites()}
     assert {case["name"]: case["version"] for case in found} == versions
+    visited_here = asv.benchmarks.Benchmarks(argparse.Namespace(benchmark_dir=folder), found)
+    assert set(visited_here) == {name_of(cls) for cls in suites() if num_cases(cls)}
     result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     (line,) = lines(sidecars)
     assert line["samples_s"] == pytest.approx(result["samples"], rel=1e-6)
