@@ -53,6 +53,12 @@ CELLS = [
     replace(SMALL, tree_tokens=1),
     replace(SMALL, tree_tokens=33, num_heads=1, context_tokens=64),  # a second mask word
 ]
+ON_GPU = [
+    PeerCell(8, 9, 4096, 2, 64, "shuffled"),
+    PeerCell(8, 9, 4096, 2, 1, "in_order"),
+    PeerCell(8, 65, 1000, 3, 64, "shuffled", uneven=True),
+    PeerCell(128, 1, 777, 1, 1, "shuffled"),
+]
 CALLS = [
     pytest.param(name, cell, id=f"{name}-{cell.label}")
     for name, cell in itertools.product(CASCADES if INTERPRETED else CHAINS, CELLS)
@@ -378,16 +384,7 @@ def test_a_row_says_what_was_measured_in_the_units_of_its_column():
 
 @pytest.mark.gpu
 @no_gpu
-@pytest.mark.parametrize(
-    "cell",
-    [
-        PeerCell(8, 9, 4096, 2, 64, "shuffled"),
-        PeerCell(8, 9, 4096, 2, 1, "in_order"),
-        PeerCell(8, 65, 1000, 3, 64, "shuffled", uneven=True),
-        PeerCell(128, 1, 777, 1, 1, "shuffled"),
-    ],
-    ids=lambda cell: cell.label,
-)
+@pytest.mark.parametrize("cell", ON_GPU, ids=lambda cell: cell.label)
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_what_is_installed_agrees_with_the_op(name, cell, monkeypatch):
     if (folder := os.environ.get("DDTREE_TEST_PEERS")) is not None:
