@@ -9,7 +9,15 @@ import torch
 
 from engine.kernels import OPS, TreeAttentionCase
 from engine.kernels.tree_attention.cases import bush, chain, star
-from tests.attention_runs import INTERPRETED, KERNEL_RUNS, RUNS, call, in_float64
+from tests.attention_runs import (
+    INTERPRETED,
+    KERNEL_RUNS,
+    RUNS,
+    call,
+    captured,
+    far_apart,
+    in_float64,
+)
 from tests.interpreter import assert_passes_in_the_interpreter
 
 OP = OPS["tree_attention"]
@@ -72,21 +80,6 @@ def load(buffers, arguments):
             buffer[corner] = arguments[name]
 
 
-def captured(call, device):
-    """Return what repeats `call`: a graph's replay, or without a device the call itself."""
-    if device == "cpu":
-        return call
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
-
-
 def assert_agrees(out, lse, arguments, dtype=torch.float32):
     """Compare the rows of the trees with the reference in float64; those behind them are empty."""
     want_out, want_lse = OP.reference(**in_float64(arguments))
@@ -133,19 +126,6 @@ def test_rows_beyond_two_to_the_31_elements_are_found(device, backend, name):
     out, lse = call(backend, arguments | {name: moved})
 
     assert_agrees(out, lse, arguments, torch.float16)
-
-
-def far_apart(tensor):
-    """The same values, the last of the first dim beyond 2**31 elements.
-
-    Nearly all of the storage is never touched, so on a CPU it never takes memory.
-    """
-    stride = 2**31 // (len(tensor) - 1) // 16 * 16 + 16
-    size = (len(tensor) - 1) * stride + tensor[0].numel()
-    storage = torch.empty(size, dtype=tensor.dtype, device=tensor.device)
-    view = storage.as_strided(tensor.shape, (stride, *tensor.stride()[1:]))
-    view.copy_(tensor)
-    return view
 
 
 @pytest.mark.parametrize(("device", "backend"), RUNS)

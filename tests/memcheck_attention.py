@@ -1,0 +1,52 @@
+"""Small calls of every backend of tree attention, to be run under compute-sanitizer's memcheck.
+
+    compute-sanitizer --tool memcheck python -m tests.memcheck_attention
+
+Every tensor is as large as it must be and no larger; with PYTORCH_NO_CUDA_MEMORY_CACHING=1 each
+is an allocation of its own. With the argument `planted` a page id is no page: an error to find.
+"""
+
+import sys
+
+import torch
+
+from engine.kernels import OPS, TreeAttentionCase, workspace_size
+from engine.kernels.tree_attention.cases import bush, chain, star
+
+OP = OPS["tree_attention"]
+KERNEL_BACKENDS = [name for name in OP.implementations if name != "reference"]
+
+
+def calls(*, hybrid):
+    """Contexts at and off the edges of tiles; trees over a mask word, one block and several."""
+    for page_size in (1, 64):
+        yield TreeAttentionCase(
+            f"page{page_size}", "", (65, 0, 64), (bush(9, 1), chain(3), star(33)), 8, 512, 64,
+            page_size, hybrid,
+        )  # fmt: skip
+
+
+def exact(arguments):
+    """The same call with a page table as wide as the longest sequence and pages to the last used."""
+    table = arguments["page_table"][:, :-2].contiguous()
+    used = table[(table >= 0) & (table < len(arguments["kv_pages"]))]
+    pages = arguments["kv_pages"][: int(used.max()) + 1].clone()
+    return arguments | {"page_table": table, "kv_pages": pages}
+
+
+def main(*, is_planted):
+    for case in (each for hybrid in (False, True) for each in calls(hybrid=hybrid)):
+        arguments = exact(OP.inputs(case, device="cuda", dtype=torch.bfloat16))
+        if is_planted:
+            arguments["page_table"][0, 0] = 2**20
+        for backend in KERNEL_BACKENDS:
+            options = {}
+            if backend != "triton_serial":
+                floats = workspace_size(**arguments, backend=backend)
+                options["workspace"] = torch.empty(floats, device="cuda")
+            OP.implementations[backend](**arguments, **options)
+            torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main(is_planted="planted" in sys.argv[1:])
