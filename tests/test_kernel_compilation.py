@@ -1,9 +1,9 @@
 """Every kernel of the op table compiles without a GPU for each machine it declares, and fits it.
 
 The op table is walked: what its backends launch for its production cases in bfloat16 and float32,
-on each of their architectures; without `--exhaustive` with pages of one row in float32 and for
-exhibits, and of 64 rows beside a scratch. Shared memory comes with the binary, the stack from
-the cubin. Kernels that no backend lists are looked for in the sources.
+on each of their architectures. Without `--exhaustive` pages of 1, 64 and 128 rows stand for all.
+Shared memory is what a launch asks for and what the cubin says, the stack is the cubin's.
+Kernels that no backend lists are looked for in the sources.
 """
 
 import ast
@@ -27,6 +27,7 @@ from engine.kernels.triton_build import triton_kernel  # noqa: E402
 
 KIB = 1024
 SHARED_LIMIT = {90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB}  # opt-in shared memory of a block
+RESERVED = 1 * KIB  # that the system takes of every block and the limits leave out
 STACK_LIMIT = 32  # bytes a thread; a few registers at a loop's edge, nothing a tile spills
 # Kernels that may spill, by name and architecture: bytes of stack a thread, and why.
 WIDE_TILES_SPILL = (640, "the fastest of ten shapes on an H200; with 8 warps they do not, slower")
@@ -60,25 +61,25 @@ def listed_kernels(*, is_exhaustive):
 def in_short(name, case, dtype):
     """Whether the run without `--exhaustive` takes this backend, case and dtype."""
     if name in EXHIBITS or dtype == torch.float32:
-        return (
-            case.page_size == 1
-            and not case.hybrid
-            and (dtype == torch.bfloat16 or name not in EXHIBITS)
-        )
-    return case.page_size == 64 or not case.hybrid
+        is_both = name in EXHIBITS and dtype == torch.float32
+        return case.page_size == 1 and not case.hybrid and not is_both
+    # Shorter than a tile, as long, longer; and beside a scratch.
+    return case.page_size == 64 or (case.page_size in (1, 128) and not case.hybrid)
 
 
 def all_archs(op, name, arguments):
     return [kernel for arch in op.archs[name] for kernel in op.kernels(name, arch, **arguments)]
 
 
-def stack_bytes(cubin, folder):
+def memory_used(cubin, name, folder):
+    """Bytes of stack a thread and of static shared memory a block of one function of a cubin."""
     path = folder / "kernel.cubin"
     path.write_bytes(cubin)
     command = [CUOBJDUMP, "-res-usage", path]
     report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    (found,) = re.findall(r"STACK:(\d+)", report)
-    return int(found)
+    (found,) = re.findall(rf"Function {name}:\s+REG:\d+ STACK:(\d+) SHARED:(\d+)", report)
+    stack, shared = map(int, found)
+    return stack, shared - RESERVED
 
 
 def kernels_in_sources():
@@ -98,10 +99,10 @@ def misfits(kernel, folder):
     """What speaks against a kernel on its architecture, in words; empty if it fits."""
     binary = kernel.compile()
     limit, found = SHARED_LIMIT[kernel.arch], []
-    if binary.shared_bytes > limit:
-        found.append(f"{binary.shared_bytes} bytes of shared memory, of {limit}")
+    stack, static = memory_used(binary.cubin, kernel.name, folder)
+    if static + binary.shared_bytes > limit:
+        found.append(f"{static + binary.shared_bytes} bytes of shared memory, of {limit}")
     allowed, _ = SPILLS.get((kernel.name, kernel.arch), (STACK_LIMIT, ""))
-    stack = stack_bytes(binary.cubin, folder)
     if stack > allowed:
         found.append(f"{stack} bytes of stack a thread, of {allowed}")
     return found

@@ -43,7 +43,7 @@ class Binary:
     """A kernel compiled for one architecture."""
 
     cubin: bytes
-    shared_bytes: int  # of one block, static and dynamic
+    shared_bytes: int  # of one block, asked for at the launch
 
 
 @dataclass(frozen=True, slots=True)
