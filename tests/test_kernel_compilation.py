@@ -31,7 +31,11 @@ RESERVED = 1 * KIB  # that the system takes of every block and the limits leave 
 STACK_LIMIT = 32  # bytes a thread; a few registers at a loop's edge, nothing a tile spills
 # Kernels that may spill, by name and architecture: bytes of stack a thread, and why.
 WIDE_TILES_SPILL = (640, "the fastest of ten shapes on an H200; with 8 warps they do not, slower")
-SPILLS = {("split_kernel", arch): WIDE_TILES_SPILL for arch in (90, 100)}
+SPILLS = {
+    (name, arch): WIDE_TILES_SPILL
+    for name in ("split_kernel", "ladder_kernel")  # the latter where pages have more than one row
+    for arch in (90, 100)
+}
 EXHIBITS = ("triton_serial", "ladder")  # measured, not served
 PACKAGE = Path(engine.kernels.__file__).parent
 CUDA_KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)")
