@@ -30,11 +30,15 @@ SHARED_LIMIT = {90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB}  # opt-in shared m
 RESERVED = 1 * KIB  # that the system takes of every block and the limits leave out
 STACK_LIMIT = 32  # bytes a thread; a few registers at a loop's edge, nothing a tile spills
 # Kernels that may spill, by name and architecture: bytes of stack a thread, and why.
-WIDE_TILES_SPILL = (640, "the fastest of ten shapes on an H200; with 8 warps they do not, slower")
 SPILLS = {
-    (name, arch): WIDE_TILES_SPILL
-    for name in ("split_kernel", "ladder_kernel")  # the latter where pages have more than one row
-    for arch in (90, 100)
+    **{
+        ("split_kernel", arch): (832, "around the few tiles of a tree, not over the prefix")
+        for arch in (90, 100)
+    },
+    **{
+        ("ladder_kernel", arch): (640, "where pages have more rows than one; an exhibit")
+        for arch in (90, 100)
+    },
 }
 EXHIBITS = ("triton_serial", "ladder")  # measured, not served
 PACKAGE = Path(engine.kernels.__file__).parent

@@ -29,12 +29,7 @@ def serial(problem: Problem, arch: int) -> tuple[Kernel, ...]:
 
 def split(problem: Problem, arch: int) -> tuple[Kernel, ...]:
     """Return the kernels of `triton_split`: the one that reads the rows, the one that merges."""
-    merge = {
-        "VALUE_DIM": problem.value_dim,
-        "BLOCK_ROWS": 1,
-        "BLOCK_SPLITS": triton_split.BLOCK_SPLITS,
-        "num_warps": triton_split.MERGE_WARPS,
-    }
+    merge = triton_split.merge_tiles(problem) | {"BLOCK_ROWS": 1}  # as on a device
     return (
         _kernel(triton_split.split_kernel, problem, triton_split.packed(problem, arch), arch),
         _kernel(triton_split.merge_kernel, problem, merge, arch),

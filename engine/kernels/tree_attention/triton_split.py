@@ -2,6 +2,7 @@
 
 Tree tokens and heads are packed into rows that share one read of the cache, and a tile of rows is
 read once: its leading dims serve as values and, transposed, as keys, while the next tile loads.
+Tiles of committed rows carry no mask but the last one, which is worked on by itself.
 Each (sequence, block of packed rows) is worked on by `num_splits` programs. A program takes an
 equal run of tiles, committed and tree tiles counted alike, so that short and long sequences of
 one launch need no plan from the host; programs beyond a short sequence's last tile find nothing
@@ -30,18 +31,19 @@ if TYPE_CHECKING:
 
     from engine.kernels.tree_attention.problem import Problem
 
-PROGRAMS_PER_SM = 2  # resident at once at D = 576 in bf16
-# Rows and keys of a tile of packed rows, stages of the loop over the tree, warps, stages of the one
-# over the prefix. The first was the fastest of ten shapes on an H200 for 72, 264 and 520 rows; its
-# two stages need 147 KB, so cards with 99 KB get the second, the largest that does not spill there:
-# with three stages over a tree in a scratch it would take 118 KB.
-WIDE_TILES = {
+# Rows and keys of a tile of packed rows, stages of the loops over the prefix and over the tree,
+# warps, and how many programs an SM holds at D = 576 in bf16. Measured on an H200 at 64k tokens:
+# few rows are fastest in short tiles, which read the cache several times through L2 but hide each
+# other's latency (72 rows, page 64: 80 µs against 85); many rows in tall ones (520 rows: 297
+# against 390). Cards with 99 KB get the narrow ones, the largest that do not spill there.
+SHORT_TILES = {
     "BLOCK_ROWS": 16,
     "BLOCK_KEYS": 64,
     "TREE_STAGES": 2,
     "num_warps": 4,
     "num_stages": 2,
 }
+TALL_TILES = SHORT_TILES | {"BLOCK_ROWS": 64, "TREE_STAGES": 1, "num_warps": 8}
 NARROW_TILES = {
     "BLOCK_ROWS": 32,
     "BLOCK_KEYS": 32,
@@ -49,12 +51,106 @@ NARROW_TILES = {
     "num_warps": 8,
     "num_stages": 3,
 }
-WIDE_ARCHS = (90, 100)  # sm_90, sm_100
+SHORT_ROWS = 80  # most packed rows for short tiles
+SHORT_PROGRAMS_PER_SM, TALL_PROGRAMS_PER_SM = 2, 1
+WIDE_ARCHS = (90, 100)  # 227 KB of shared memory
+TALL_ARCHS = (90,)  # on sm_100 they ask for 344 KB
 MIN_SPLIT_ROWS = 2 * tiles.BLOCK_KEYS  # below this a split costs more in merging than it saves
 MERGE_WARPS = 4
-BLOCK_SPLITS = 16  # partial rows a merging program has in flight
+BLOCK_SPLITS = 32  # partial rows a merging program has in flight
+MERGE_DIMS = 128  # most dims of a merging program: more programs than SMs also for few rows
 INTERPRETER_SMS = 8  # stands in for the number of SMs where there is no device
 INTERPRETER_ARCH = 0  # and for the architecture
+
+
+@triton.jit
+def absorb_tile(
+    q_value, q_rope,  # [BLOCK_ROWS, VALUE_DIM], [BLOCK_ROWS, ROPE_DIM]
+    values, rope,  # [BLOCK_KEYS, VALUE_DIM], [BLOCK_KEYS, ROPE_DIM]
+    hidden,  # [BLOCK_ROWS, BLOCK_KEYS] 0, or -inf where not visible
+    scale,
+    peak, total, acc,
+):  # fmt: skip
+    """Fold one tile of rows: its leading dims are the values and, transposed, the keys."""
+    scores = tl.dot(q_value, tl.trans(values), input_precision="ieee")
+    scores = tl.dot(q_rope, tl.trans(rope), scores, input_precision="ieee")
+    return tiles.absorb(scores * scale + hidden, values, peak, total, acc)
+
+
+@triton.jit
+def walk_once(
+    q_rows, tokens,
+    kv_ptr, table_ptr, tree_ptr, bits_ptr,
+    context_len, tree_size, first_tile, last_tile, scale,
+    stride_page, stride_row, stride_tree_row, stride_bits_token,
+    PAGE_SIZE: tl.constexpr, HYBRID: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr, VALUE_DIM: tl.constexpr, ROPE_DIM: tl.constexpr,
+    TREE_STAGES: tl.constexpr,
+):  # fmt: skip
+    """Attend the rows to whole committed tiles, to the cut one and to the tree's; see tiles.walk.
+
+    Rows of padding tokens go along as zeros, so that no tile has to mask them, and end as -inf.
+    """
+    value_dims = tl.arange(0, VALUE_DIM)
+    rope_dims = VALUE_DIM + tl.arange(0, ROPE_DIM)
+    token_live = tokens < tree_size
+    q_value = tl.load(q_rows + value_dims[None, :], mask=token_live[:, None], other=0.0)
+    q_rope = tl.load(q_rows + rope_dims[None, :], mask=token_live[:, None], other=0.0)
+    peak = tl.full([BLOCK_ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_ROWS], tl.float32)
+    acc = tl.zeros([BLOCK_ROWS, VALUE_DIM], tl.float32)
+    lanes = tl.arange(0, BLOCK_KEYS)
+    whole_tiles = context_len // BLOCK_KEYS
+    context_tiles = tl.cdiv(context_len, BLOCK_KEYS)
+
+    for tile in range(first_tile, tl.minimum(last_tile, whole_tiles)):
+        if PAGE_SIZE % BLOCK_KEYS == 0:  # the tile lies in one page
+            offsets = tiles.page_tile_offsets(
+                table_ptr, tile * BLOCK_KEYS, lanes, stride_page, stride_row, PAGE_SIZE
+            )
+        else:
+            offsets = tiles.page_offsets(
+                table_ptr, tile * BLOCK_KEYS + lanes, lanes < BLOCK_KEYS,
+                stride_page, stride_row, PAGE_SIZE,
+            )  # fmt: skip
+        values = tl.load(kv_ptr + offsets[:, None] + value_dims[None, :])
+        rope = tl.load(kv_ptr + offsets[:, None] + rope_dims[None, :])
+        peak, total, acc = absorb_tile(q_value, q_rope, values, rope, 0.0, scale, peak, total, acc)
+
+    # What is left: a committed tile cut by the end of the context, and the tree's.
+    for tile in tl.range(tl.maximum(first_tile, whole_tiles), last_tile, num_stages=TREE_STAGES):
+        in_tree = tile >= context_tiles
+        columns = (tile - tl.where(in_tree, context_tiles, 0)) * BLOCK_KEYS + lanes
+        live = columns < tl.where(in_tree, tree_size, context_len)
+        # One load a word of a row's bits, not one a column.
+        words = (tile - context_tiles) * (BLOCK_KEYS // 32) + tl.arange(0, BLOCK_KEYS // 32)
+        bits = tl.load(
+            bits_ptr + tokens[:, None].to(tl.int64) * stride_bits_token + words[None, :],
+            mask=(token_live & in_tree)[:, None] & (words * 32 < tree_size)[None, :],
+            other=-1,
+        )
+        seen = (bits[:, :, None] >> tl.arange(0, 32)[None, None, :]) & 1
+        visible = (tl.reshape(seen, [BLOCK_ROWS, BLOCK_KEYS]) != 0) & live[None, :]
+        positions = columns + tl.where(in_tree, context_len, 0)
+        paged = live & (not in_tree) if HYBRID else live
+        offsets = tiles.page_offsets(
+            table_ptr, positions, paged, stride_page, stride_row, PAGE_SIZE
+        )
+        rows = kv_ptr + offsets
+        if HYBRID:
+            beside = tree_ptr + columns.to(tl.int64) * stride_tree_row
+            rows = tl.where(in_tree, beside, rows)
+        values = tl.load(rows[:, None] + value_dims[None, :], mask=live[:, None], other=0.0)
+        rope = tl.load(rows[:, None] + rope_dims[None, :], mask=live[:, None], other=0.0)
+        hidden = tl.where(visible, 0.0, -float("inf"))
+        peak, total, acc = absorb_tile(
+            q_value, q_rope, values, rope, hidden, scale, peak, total, acc
+        )
+
+    seen = token_live & (total > 0.0)  # rows that saw nothing: result 0, lse -inf
+    divisor = tl.where(seen, total, 1.0)
+    lse = tl.where(seen, (peak + tl.log2(divisor)) * tiles.LN_2, -float("inf"))
+    return tl.where(seen[:, None], acc / divisor[:, None], 0.0), lse
 
 
 @triton.jit
@@ -66,7 +162,7 @@ def split_kernel(
     bits_ptr,  # [N, T, W] int32
     tree_sizes_ptr,  # [N]
     tree_ptr,  # [N, T, D] where HYBRID
-    partial_out_ptr,  # [num_splits, N, T, H, VALUE_DIM] float32, not written where lse is -inf
+    partial_out_ptr,  # [num_splits, N, T, H, VALUE_DIM] float32, 0 where lse is -inf
     partial_lse_ptr,  # [num_splits, N, T, H] float32
     N, T, H, num_splits, scale,
     stride_q_sequence, stride_q_token, stride_q_head,
@@ -93,21 +189,29 @@ def split_kernel(
     q_rows = q_ptr + sequence * stride_q_sequence
     q_rows += tokens[:, None].to(tl.int64) * stride_q_token
     q_rows += heads[:, None].to(tl.int64) * stride_q_head
-    out, lse = tiles.walk(
-        q_rows, tokens,
-        kv_ptr, table_ptr + sequence * stride_table, tree_ptr + sequence * stride_tree_sequence,
-        bits_ptr + sequence * stride_bits_sequence,
-        context_len, tree_size, first_tile, last_tile, scale,
-        stride_page, stride_row, stride_tree_row, stride_bits_token,
-        PAGE_SIZE, HYBRID, BLOCK_ROWS, BLOCK_KEYS, VALUE_DIM, ROPE_DIM,
-        SCORE_DIMS, READ_ONCE, TREE_STAGES,
-    )  # fmt: skip
+    kv_rows = table_ptr + sequence * stride_table
+    tree_rows = tree_ptr + sequence * stride_tree_sequence
+    bits = bits_ptr + sequence * stride_bits_sequence
+    if READ_ONCE:
+        out, lse = walk_once(
+            q_rows, tokens, kv_ptr, kv_rows, tree_rows, bits,
+            context_len, tree_size, first_tile, last_tile, scale,
+            stride_page, stride_row, stride_tree_row, stride_bits_token,
+            PAGE_SIZE, HYBRID, BLOCK_ROWS, BLOCK_KEYS, VALUE_DIM, ROPE_DIM, TREE_STAGES,
+        )  # fmt: skip
+    else:
+        out, lse = tiles.walk(
+            q_rows, tokens, kv_ptr, kv_rows, tree_rows, bits,
+            context_len, tree_size, first_tile, last_tile, scale,
+            stride_page, stride_row, stride_tree_row, stride_bits_token,
+            PAGE_SIZE, HYBRID, BLOCK_ROWS, BLOCK_KEYS, VALUE_DIM, ROPE_DIM,
+            SCORE_DIMS, READ_ONCE, TREE_STAGES,
+        )  # fmt: skip
 
     stored = tokens < T
     rows = (split * N + sequence) * T * H + packed
-    seen = stored & (lse > -float("inf"))
     out_rows = partial_out_ptr + rows[:, None] * VALUE_DIM + tl.arange(0, VALUE_DIM)[None, :]
-    tl.store(out_rows, out, mask=seen[:, None])
+    tl.store(out_rows, out, mask=stored[:, None])
     tl.store(partial_lse_ptr + rows, lse, mask=stored)
 
 
@@ -120,29 +224,26 @@ def merge_kernel(
     T, H, num_rows, num_splits,
     stride_out_sequence, stride_out_token, stride_out_head,
     stride_lse_sequence, stride_lse_token, stride_lse_head,
-    VALUE_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
+    VALUE_DIM: tl.constexpr, BLOCK_DIMS: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
 ):  # fmt: skip
     """Write out and lse of a block of rows: partial results weighted by exp(their lse - lse)."""
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     rows = rows.to(tl.int64)
     stored = rows < num_rows
-    dims = tl.arange(0, VALUE_DIM)
+    dims = tl.program_id(1) * BLOCK_DIMS + tl.arange(0, BLOCK_DIMS)
     peak = tl.full([BLOCK_ROWS], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_ROWS], tl.float32)
-    acc = tl.zeros([BLOCK_ROWS, VALUE_DIM], tl.float32)
+    acc = tl.zeros([BLOCK_ROWS, BLOCK_DIMS], tl.float32)
 
     for first_split in range(0, num_splits, BLOCK_SPLITS):
         splits = first_split + tl.arange(0, BLOCK_SPLITS)
+        live = (splits < num_splits)[None, :] & stored[:, None]
         partial_rows = splits[None, :].to(tl.int64) * num_rows + rows[:, None]
-        partial_lse = tl.load(
-            partial_lse_ptr + partial_rows,
-            mask=(splits < num_splits)[None, :] & stored[:, None],
-            other=-float("inf"),
-        )
-        # What a split that saw nothing left behind is not read: it may be NaN.
+        partial_lse = tl.load(partial_lse_ptr + partial_rows, mask=live, other=-float("inf"))
         partial_out = tl.load(
             partial_out_ptr + partial_rows[:, :, None] * VALUE_DIM + dims[None, None, :],
-            mask=(partial_lse > -float("inf"))[:, :, None],
+            mask=live[:, :, None],
             other=0.0,
         )
         new_peak = tl.maximum(peak, tl.max(partial_lse, 1))
@@ -161,7 +262,7 @@ def merge_kernel(
     out = (acc / divisor[:, None]).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + out_rows[:, None] + dims[None, :], out, mask=stored[:, None])
     lse_rows = sequence * stride_lse_sequence + token * stride_lse_token + head * stride_lse_head
-    tl.store(lse_ptr + lse_rows, lse, mask=stored)
+    tl.store(lse_ptr + lse_rows, lse, mask=stored & (tl.program_id(1) == 0))
 
 
 def run(problem: Problem) -> None:
@@ -181,7 +282,9 @@ def choose_num_splits(problem: Problem) -> int:
     same for every step of a captured graph and needs no length from the device.
     """
     programs = len(problem.q) * num_row_blocks(problem)
-    filling = PROGRAMS_PER_SM * num_sms(problem.q.device) // programs
+    is_tall = _is_tall(problem, arch_of(problem.q.device))
+    per_sm = TALL_PROGRAMS_PER_SM if is_tall else SHORT_PROGRAMS_PER_SM
+    filling = per_sm * num_sms(problem.q.device) // programs
     return max(1, min(filling, problem.capacity // MIN_SPLIT_ROWS))
 
 
@@ -202,7 +305,27 @@ def packed(problem: Problem, arch: int) -> dict[str, int]:
     sizes = tiles.per_head(problem)
     if sizes["SCORE_DIMS"] < problem.value_dim:
         return sizes  # rows too wide to be held while they are keys and values
-    return sizes | (WIDE_TILES if arch in WIDE_ARCHS else NARROW_TILES) | {"READ_ONCE": True}
+    wide = TALL_TILES if _is_tall(problem, arch) else SHORT_TILES
+    return sizes | (wide if arch in WIDE_ARCHS else NARROW_TILES) | {"READ_ONCE": True}
+
+
+def _is_tall(problem: Problem, arch: int) -> bool:
+    _, T, H, _ = problem.q.shape
+    return arch in TALL_ARCHS and T * H > SHORT_ROWS
+
+
+def merge_tiles(problem: Problem) -> dict[str, int]:
+    """Sizes of the tiles of the merge.
+
+    On a device a row has a program of its own, or several; the interpreter pays by the program.
+    """
+    return {
+        "VALUE_DIM": problem.value_dim,
+        "BLOCK_DIMS": min(MERGE_DIMS, problem.value_dim),
+        "BLOCK_ROWS": 1 if problem.q.device.type == "cuda" else 16,
+        "BLOCK_SPLITS": BLOCK_SPLITS,
+        "num_warps": MERGE_WARPS,
+    }
 
 
 def num_row_blocks(problem: Problem) -> int:
@@ -267,12 +390,11 @@ def _launch_merge(
     problem: Problem, partial_out: Tensor, partial_lse: Tensor, num_splits: int
 ) -> None:
     N, T, H, _ = problem.q.shape
-    # Rows are few, so on a device each has its own program; the interpreter pays by the program.
-    block_rows = 1 if problem.q.device.type == "cuda" else 16
-    merge_kernel[(-(-N * T * H // block_rows),)](
+    tile = merge_tiles(problem)
+    grid = (-(-N * T * H // tile["BLOCK_ROWS"]), problem.value_dim // tile["BLOCK_DIMS"])
+    merge_kernel[grid](
         partial_out, partial_lse, problem.out, problem.lse,
         T, H, N * T * H, num_splits,
         *problem.out.stride()[:3], *problem.lse.stride(),
-        VALUE_DIM=problem.value_dim, BLOCK_ROWS=block_rows, BLOCK_SPLITS=BLOCK_SPLITS,
-        num_warps=MERGE_WARPS,
+        **tile,
     )  # fmt: skip
