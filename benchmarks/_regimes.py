@@ -109,7 +109,7 @@ def step_axes(profile: Profile, device: str) -> StepAxes:
 
 
 def attention_axes(profile: Profile, device: str) -> AttentionAxes:
-    """Return the axes of the attention suite; backends that a device cannot run are left out.
+    """Return the axes of the attention suite; a backend that this GPU cannot run is skipped there.
 
     On a GPU at least four contexts, so that a line can be fitted over them. A process takes about
     eight seconds there, so `quick` leaves page sizes, whose part is small, to `full`.
@@ -119,7 +119,7 @@ def attention_axes(profile: Profile, device: str) -> AttentionAxes:
         contexts = [1024, 16384, 65536, 189440]
         return AttentionAxes(
             context_tokens=sorted([*contexts, 4096, 32768, 131072]) if full else contexts,
-            attention_backends=["triton_serial", "triton_split"],
+            attention_backends=["triton_serial", "triton_split", "cuda"],
             page_sizes=[1, 16, 32, 64, 128] if full else [1],
         )
     return AttentionAxes(

@@ -39,6 +39,8 @@ class TreeAttention(_Suite):
     param_names: ClassVar[list[str]] = ["context_tokens", "attention_backend", "page_size"]
 
     def build(self, context_tokens: int, attention_backend: str, page_size: int) -> None:
+        if not _runs_here(attention_backend):
+            raise NotImplementedError(f"{attention_backend}: not made for this GPU")  # asv's skip
         self.case = TreeAttentionCase(
             name="benchmark",
             reason="one layer of a TP8 rank's verify pass",
@@ -84,3 +86,12 @@ class TreeAttention(_Suite):
     def time_cold(self, context_tokens: int, attention_backend: str, page_size: int) -> None:
         del context_tokens, attention_backend, page_size
         self.body()
+
+
+def _runs_here(backend: str) -> bool:
+    """Say whether a backend has kernels for this device, or needs none."""
+    archs = OP.archs.get(backend)
+    if DEVICE == "cpu" or archs is None:
+        return True
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor in archs

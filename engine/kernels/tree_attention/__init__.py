@@ -15,13 +15,15 @@ Bound by that read up to the knee of the machine, by arithmetic beyond it.
 
 Backends: `reference` (PyTorch, any dtype, any device), `triton_serial` and `triton_split`
 (float32, bfloat16 and float16; the architectures in `OP.archs`, or the CPU under
-TRITON_INTERPRET=1).
+TRITON_INTERPRET=1), `cuda` (CUDA C++ for Hopper: bfloat16, value_dim 512, rope_dim 64, rows that
+begin at multiples of 16 bytes; needs the extra `cuda`).
 
 A CUDA graph: a call can be captured, and replayed with other lengths, pages and masks in the same
 buffers. What a graph fixes is the bucket it stands for: N, T and the width of the page table. The
 number of splits is a function of these and of the machine (`default_num_splits`), not of the
 lengths, so that a graph whose table is as wide as the longest context of its bucket serves every
-step of the bucket; `workspace_size` says what to allocate for it.
+step of the bucket; `workspace_size` says what to allocate for it. `cuda` has no such number: its
+blocks cut the work themselves, by the lengths they find.
 
 A chunk of a prompt is a tree that is one chain, so prefill is the same call: T is not bounded by
 the trees that are drafted, only the words of the mask grow with it.
@@ -65,6 +67,7 @@ __all__ = [
 ]
 
 _TRITON_ARCHS = (90, 100, 120)
+_CUDA_ARCHS = (90,)
 
 
 def _later(module: str, function: str) -> Callable[..., Any]:
@@ -105,6 +108,12 @@ _BACKENDS: dict[str, Backend] = {
         programs=_later("triton_split", "programs"),
         num_splits=_later("triton_split", "choose_num_splits"),
         workspace_size=_split_workspace,
+    ),
+    "cuda": Backend(
+        run=_later("cuda_sm90", "run"),
+        build=Build(_CUDA_ARCHS, _later("cuda_sm90", "kernels")),
+        programs=_later("cuda_sm90", "programs"),
+        workspace_size=_later("cuda_sm90", "workspace_size"),
     ),
 }
 _BUILDS: dict[str, Build] = {

@@ -1,0 +1,153 @@
+"""CUDA C++ of this package, compiled by NVRTC at first use and launched through the driver.
+
+Owns the way from a `.cu` file beside it to a kernel on a device. A cubin is kept on disk under the
+hash of everything it depends on: source, macros, architecture, compiler version. No `nvcc`, no
+step at install; without a GPU `compile_cubin` still works, so that tests can read registers and
+shared memory of architectures that are not here.
+
+The packages it needs (`cuda-bindings` and NVRTC) are the extra `cuda`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import BackendError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+SOURCES = Path(__file__).parent / "csrc"
+CACHE_VARIABLE = "DDTREE_CUBIN_CACHE"  # folder of the cubins; else the user's cache folder
+
+
+def compile_cubin(source: str, *, arch: str, macros: Mapping[str, int]) -> bytes:
+    """Return the cubin of `csrc/<source>` for an architecture such as `sm_90a`, from disk if there.
+
+    Raises
+    ------
+    BackendError
+        The extra `cuda` is not installed, or the compiler refuses the source (its log is named).
+    """
+    text = (SOURCES / source).read_text(encoding="utf-8")
+    nvrtc, version = _compiler()
+    options = [f"--gpu-architecture={arch}", "--std=c++17"]
+    options += [f"--define-macro={name}={value}" for name, value in sorted(macros.items())]
+    key = hashlib.sha256(repr((text, options, version)).encode()).hexdigest()
+    kept = _cache_folder() / f"{Path(source).stem}-{arch}-{key[:32]}.cubin"
+    if kept.is_file():
+        return kept.read_bytes()
+    code = _compile(nvrtc, source, text, options)
+    _keep(kept, code)
+    return code
+
+
+def _compile(nvrtc: Any, name: str, text: str, options: list[str]) -> bytes:
+    program = _checked(nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, [], []))
+    try:
+        encoded = [option.encode() for option in options]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+        if int(status) != 0:
+            log = bytes(_checked(nvrtc.nvrtcGetProgramLogSize(program)))
+            _checked(nvrtc.nvrtcGetProgramLog(program, log))
+            raise BackendError(
+                f"{name}: expected it to compile with {' '.join(options)}, got {status.name}:\n"
+                f"{log.decode(errors='replace').rstrip(chr(0)).strip()}"
+            )
+        code = bytes(_checked(nvrtc.nvrtcGetCUBINSize(program)))
+        _checked(nvrtc.nvrtcGetCUBIN(program, code))  # the bindings write into the object
+    finally:
+        _checked(nvrtc.nvrtcDestroyProgram(program))
+    return code
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a kernel is launched: blocks, threads a block, bytes of dynamic shared memory."""
+
+    grid: tuple[int, int, int]
+    num_threads: int
+    shared_bytes: int = 0
+    follows_early: bool = False  # may start before the kernel queued ahead of it has ended
+
+
+class CudaKernel:
+    """One `extern "C"` kernel of a cubin on the current device; its argument is one struct."""
+
+    def __init__(self, cubin: bytes, name: str, *, shared_bytes: int = 0) -> None:
+        from cuda.bindings import driver  # noqa: PLC0415 - only where a GPU is
+
+        self._driver = driver
+        self._library = _checked(driver.cuLibraryLoadData(cubin, [], [], 0, [], [], 0))
+        self._kernel = _checked(driver.cuLibraryGetKernel(self._library, name.encode()))
+        if shared_bytes:
+            limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            device = _checked(driver.cuCtxGetDevice())
+            _checked(driver.cuKernelSetAttribute(limit, shared_bytes, self._kernel, device))
+
+    def launch(self, params: ctypes.Structure, launch: Launch, stream: torch.cuda.Stream) -> None:
+        """Queue one launch; `params` is copied before this returns."""
+        driver = self._driver
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.num_threads, 1, 1
+        config.sharedMemBytes = launch.shared_bytes
+        config.hStream = stream.cuda_stream
+        if launch.follows_early:
+            attribute = driver.CUlaunchAttribute()
+            kind = driver.CUlaunchAttributeID
+            attribute.id = kind.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [attribute], 1
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+        kernel = driver.CUfunction(int(self._kernel))
+        _checked(driver.cuLaunchKernelEx(config, kernel, ctypes.addressof(pointers), 0))
+
+
+def _checked(answer: tuple[Any, ...]) -> Any:
+    """Return what a call of the bindings gave, or raise the error it named."""
+    status, *values = answer
+    if int(status) != 0:
+        raise BackendError(f"CUDA: expected success, got {status.name}")
+    return values[0] if values else None
+
+
+@cache
+def _compiler() -> tuple[Any, tuple[int, int]]:
+    """NVRTC through its bindings, and its version."""
+    try:
+        from cuda.bindings import nvrtc  # noqa: PLC0415 - an extra
+
+        status, major, minor = nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError) as error:
+        raise BackendError(
+            "CUDA kernels: expected the packages of `pip install ddtree-bench[cuda]` "
+            f"(cuda-bindings and NVRTC), got {error}"
+        ) from error
+    _checked((status,))
+    return nvrtc, (major, minor)
+
+
+def _cache_folder() -> Path:
+    chosen = os.environ.get(CACHE_VARIABLE)
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "ddtree-bench" / "cubins"
+
+
+def _keep(path: Path, code: bytes) -> None:
+    """Write under the final name only what is complete; several processes may do so at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(code)
+    Path(file.name).replace(path)

@@ -1,0 +1,120 @@
+import pytest
+
+from engine.errors import BackendError
+from engine.kernels import OPS, cubin
+from engine.kernels.tree_attention import cuda_sm90
+from engine.kernels.tree_attention.cases import TreeAttentionCase, chain
+from engine.kernels.tree_attention.problem import pose
+
+OPTIONS = ("kv_scales", "num_splits", "out", "lse", "workspace")
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def sources(tmp_path, monkeypatch):
+    """A folder of sources with one kernel, and an empty cache."""
+    monkeypatch.setattr(cubin, "SOURCES", tmp_path)
+    monkeypatch.setenv(cubin.CACHE_VARIABLE, str(tmp_path / "cache"))
+    text = 'extern "C" __global__ void fill(int* x) { x[threadIdx.x] = VALUE; }\n'
+    (tmp_path / "fill.cu").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def cached(sources):
+    return sorted((sources / "cache").iterdir())
+
+
+def problem(tokens, num_heads, *, page_size=64, hybrid=False, dtype=torch.bfloat16, **sizes):
+    widths = {"value_dim": 512, "rope_dim": 64} | sizes
+    case = TreeAttentionCase(
+        "case", "", (5,), (chain(tokens),), num_heads, page_size=page_size, hybrid=hybrid, **widths
+    )
+    return pose(**OPS["tree_attention"].inputs(case, dtype=dtype), **dict.fromkeys(OPTIONS))
+
+
+def test_a_cubin_is_compiled_once_for_a_source_its_macros_and_an_architecture(sources):
+    first = cubin.compile_cubin("fill.cu", arch="sm_90a", macros={"VALUE": 1})
+    (kept,) = cached(sources)
+    written = kept.stat().st_mtime_ns
+
+    again = cubin.compile_cubin("fill.cu", arch="sm_90a", macros={"VALUE": 1})
+    cubin.compile_cubin("fill.cu", arch="sm_90a", macros={"VALUE": 2})
+    cubin.compile_cubin("fill.cu", arch="sm_120", macros={"VALUE": 1})
+
+    assert first == again
+    assert first.startswith(b"\x7fELF")
+    assert kept.stat().st_mtime_ns == written
+    assert len(cached(sources)) == 3
+
+
+def test_a_changed_source_is_compiled_again(sources):
+    first = cubin.compile_cubin("fill.cu", arch="sm_90a", macros={"VALUE": 1})
+    path = sources / "fill.cu"
+    path.write_text(path.read_text(encoding="utf-8").replace("fill", "refill"), encoding="utf-8")
+
+    assert cubin.compile_cubin("fill.cu", arch="sm_90a", macros={"VALUE": 1}) != first
+
+
+def test_a_source_that_does_not_compile_is_an_error_with_the_compilers_words(sources):
+    with pytest.raises(BackendError, match=r'(?s)fill.cu: expected it to comp.*"VALUE" is undef'):
+        cubin.compile_cubin("fill.cu", arch="sm_90a", macros={})
+
+    assert not (sources / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "num_heads", "rows"),
+    [
+        pytest.param(1, 8, 8, id="fewest"),
+        pytest.param(9, 8, 72, id="one-block"),
+        pytest.param(10, 8, 40, id="two-equal-blocks"),
+        pytest.param(1, 12, 16, id="rounded-up-to-eight"),
+        pytest.param(9, 64, 72, id="eight-full-blocks"),
+        pytest.param(65, 8, 72, id="eight-blocks"),
+        pytest.param(1, 128, 64, id="two-blocks-of-64"),
+    ],
+)
+def test_packed_rows_are_cut_into_the_fewest_blocks_of_equal_size(tokens, num_heads, rows):
+    assert cuda_sm90.rows_of_block(problem(tokens, num_heads)) == rows
+
+
+def test_the_source_refuses_another_amount_of_shared_memory_than_it_lays_out():
+    macros = cuda_sm90.macros(problem(1, 8))
+    asked = {**macros, "SHARED_BYTES": macros["SHARED_BYTES"] - 8}
+
+    cubin.compile_cubin(cuda_sm90.SOURCE, arch=cuda_sm90.ARCH, macros=macros)
+    with pytest.raises(BackendError, match="shared memory the launch asks for"):
+        cubin.compile_cubin(cuda_sm90.SOURCE, arch=cuda_sm90.ARCH, macros=asked)
+
+
+def test_rows_the_kernel_does_not_take_have_no_kernels():
+    served = cuda_sm90.kernels(problem(9, 8), 90)
+
+    assert [kernel.name for kernel in served] == ["tree_attention", "merge"]
+    assert cuda_sm90.kernels(problem(9, 8, dtype=torch.float32), 90) == ()
+    assert cuda_sm90.kernels(problem(9, 8, value_dim=64), 90) == ()
+
+
+def test_tensors_of_the_cpu_are_refused():
+    operands = OPS["tree_attention"].inputs(
+        TreeAttentionCase("case", "", (5,), (chain(2),), 8, value_dim=512, rope_dim=64),
+        dtype=torch.bfloat16,
+    )
+
+    with pytest.raises(BackendError, match=r"backend cuda: expected a GPU .* got cpu"):
+        OPS["tree_attention"].implementations["cuda"](**operands)
+
+
+def test_the_parameters_are_laid_out_as_the_source_declares_them():
+    source = (cubin.SOURCES / cuda_sm90.SOURCE).read_text(encoding="utf-8")
+    body = source.split("struct Params {")[1].split("};")[0]
+    lines = [line.split("//")[0].strip() for line in body.splitlines()]
+    statements = " ".join(line for line in lines if line).split(";")
+    names = [
+        name.strip().split()[-1].lstrip("*")
+        for statement in statements
+        for name in statement.split(",")
+        if name.strip()
+    ]
+
+    assert names == [name for name, _ in cuda_sm90.Params._fields_]
