@@ -23,6 +23,7 @@ comes after it, and touches no memory.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 import torch
@@ -203,7 +204,10 @@ class CacheFlush:
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Capture the call in a CUDA graph and return its replay; the graph owns the results."""
+    """Capture the call in a CUDA graph and return its replay.
+
+    The graph owns the results. The operands are only addresses to it: what is returned keeps them.
+    """
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         call()  # compiles outside the capture
@@ -211,4 +215,9 @@ def captured(call: Callable[[], Any]) -> Callable[[], Any]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    return graph.replay
+    return partial(_replayed, graph, call)
+
+
+def _replayed(graph: torch.cuda.CUDAGraph, call: Callable[[], Any]) -> None:
+    del call  # kept by the caller's partial for the tensors it holds
+    graph.replay()

@@ -1,11 +1,14 @@
 """The device clock on a device made of numbers, and against graph-amortised time on a GPU."""
 
+import gc
 import os
 import re
 import shutil
 import statistics
 import subprocess
 import sys
+import weakref
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,7 @@ from benchmarks._timing import (
     ClockError,
     CudaQueue,
     DeviceClock,
+    captured,
     overhead_s,
     settled_clock,
 )
@@ -179,6 +183,22 @@ def test_a_kernel_of_twenty_microseconds_agrees_with_ncu_within_five_percent():
     sys.stderr.write(f"\nours {ours_us:.2f} us, ncu {ncu_us:.2f} us, {len(times)} launches\n")
     assert 15 < ncu_us < 25
     assert ours_us == pytest.approx(ncu_us, rel=0.05)
+
+
+@gpu
+@no_gpu
+def test_a_captured_call_keeps_its_operands():
+    operand = torch.ones(1 << 20, device="cuda")
+    kept, result = weakref.ref(operand), torch.zeros((), device="cuda")
+    replay = captured(partial(torch.sum, operand, dim=0, out=result))
+    del operand
+    gc.collect()
+    torch.cuda.empty_cache()  # which would unmap what nobody keeps
+
+    replay()
+
+    assert kept() is not None
+    assert result.item() == 1 << 20
 
 
 @gpu
