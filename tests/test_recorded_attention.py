@@ -1,0 +1,135 @@
+"""The recorded ladder and peers: files that belong together, and documents that say what they say."""
+
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+from asv.results import iter_results
+
+ROOT = Path(__file__).parent.parent
+RECORDED = ROOT / "benchmarks" / "recorded" / "h200-attention"
+TREE_PEERS = ("fa3_cascade", "flashinfer_fa3_cascade", "sglang_triton")
+TIMES = "\N{MULTIPLICATION SIGN}"
+OURS = ("cuda", "triton_split", "triton_serial")
+CONTEXTS = {"1k": "1024", "4k": "4096", "16k": "16384", "64k": "65536", "185k": "189440"}
+COLUMNS = {
+    "`cuda`": "cuda",
+    "`triton_split`": "triton_split",
+    "FA3 cascade": "fa3_cascade",
+    "FlashInfer cascade": "flashinfer_fa3_cascade",
+    "SGLang Triton": "sglang_triton",
+    "FlashMLA": "flashmla",
+    "FA3": "fa3",
+    "FlashInfer fa3": "flashinfer_fa3",
+    "fa2": "flashinfer_fa2",
+}
+
+
+@pytest.fixture(scope="module")
+def lines():
+    (path,) = (RECORDED / "telemetry").glob("*.jsonl")
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def cells():
+    """Medians in µs by cell, then by implementation."""
+    found = {}
+    for row in table_rows(RECORDED / "peers.md"):
+        if len(row) == 12 and row[0][0].isdigit():
+            found.setdefault(tuple(row[:5]), {})[row[5]] = float(row[7])
+    return found
+
+
+def table_rows(path):
+    text = path.read_text(encoding="utf-8")
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
+
+
+def documented(path):
+    """Rows of a document's table of peers: heads x tokens, context, and a figure by column."""
+    rows, header = [], []
+    for row in table_rows(path):
+        if row[0] == f"heads {TIMES} tokens, context":
+            header = row
+        elif header and re.match(rf"\d+ {TIMES} \d+, ", row[0]):
+            rows.append((row[0], dict(zip(header[1:], row[1:], strict=True))))
+    return rows
+
+
+def cell_of(title):
+    """The cell in pages of 64 rows that a row of a document is about."""
+    heads, tokens, where = re.match(rf"(\d+) {TIMES} (\d+), (.*)", title).groups()
+    batch = "1"
+    if where.startswith("2k to 30k"):
+        where, batch = "16k", "32 uneven"
+    elif f" {TIMES} " in where:
+        where, batch = where.split(f" {TIMES} ")
+    return (f"{heads} x {tokens}", CONTEXTS[where], batch.split(" seq")[0], "64", "shuffled")
+
+
+def test_the_ladders_samples_are_the_sidecars(lines):
+    (result,) = iter_results(str(RECORDED))
+    (name,) = result.get_all_result_keys()
+    params = result.get_result_params(name)
+    values = result.get_result_value(name, params)
+    by_params = {tuple(line["params"]): line for line in lines}
+
+    assert len(lines) == len(values) == 42
+    for index, value in enumerate(values):
+        case = (params[0][index // len(params[1])], params[1][index % len(params[1])])
+        line = by_params[case]
+        assert value == statistics.median(line["samples_s"]) == line["median_s"]
+        assert (line["n"], line["commit"]) == (56, result.commit_hash)
+
+
+def test_every_line_is_of_one_engine_on_one_gpu(lines):
+    for key in ("engine_tree", "dirty"):
+        assert len({line["provenance"][key] for line in lines}) == 1
+    assert len({line["device"]["gpu_uuid"] for line in lines}) == 1
+    exposed = [line for line in lines if "exposed_enqueue" in line["validity"]]
+    assert len(exposed) == 6
+    assert "Six of the 42 lines" in (RECORDED / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("path", "num_rows"),
+    [(RECORDED / "README.md", 15), (ROOT / "README.md", 6)],
+    ids=["recorded", "top"],
+)
+def test_documents_quote_the_table_of_peers(cells, path, num_rows):
+    rows = documented(path)
+
+    assert len(rows) == num_rows
+    for title, figures in rows:
+        measured = cells[cell_of(title)]
+        for column, name in COLUMNS.items():
+            if column in figures:
+                said = float(figures[column].replace(" ", ""))
+                assert said == pytest.approx(measured[name], rel=5e-3, abs=0.06), (title, column)
+
+
+def test_documents_count_the_cells_that_are_won(cells):
+    stock = {
+        cell: [us for name, us in found.items() if name not in OURS]
+        for cell, found in cells.items()
+    }
+    trees = {
+        cell: [found[name] for name in TREE_PEERS if name in found] for cell, found in cells.items()
+    }
+    won_trees = sum(found["cuda"] < min(trees[cell]) for cell, found in cells.items())
+    won_all = sum(found["cuda"] < min(stock[cell]) for cell, found in cells.items())
+    recorded = " ".join((RECORDED / "README.md").read_text(encoding="utf-8").split())
+
+    assert (
+        f"in {won_trees} of {len(cells)} cells, and of every peer, chains included, in {won_all}"
+        in recorded
+    )
+    top = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"every stock path that takes a tree in {won_trees} of {len(cells)} cells" in top
