@@ -1,7 +1,7 @@
 """What the GPU's counters say while a case runs: one window, before the samples are taken.
 
-The window and its validity codes are described in `_window.py`. Two codes say that there was none:
-`no_nvml` (no GPU in use, or no driver library) and `no_nvml_device` (NVML does not know the device
+The window stands in `_window.py`, its validity codes in `_readings.py`. Two codes say that there
+was none: `no_nvml` (no GPU in use, or no driver) and `no_nvml_device` (NVML does not know the one
 in use). A third, `no_window`, says that nobody watched.
 """
 
@@ -45,9 +45,9 @@ def observe(
     gpu, uuid = cuda_device()
     try:
         with open_nvml(uuid) as nvml:
+            gpu = _named(gpu, NvmlIdentity.read(nvml))
             run = chunk_of(reset, body, torch.cuda.synchronize)
             counters, validity = watch(nvml, run, settle_s=SETTLE_S, window_s=window_s)
-            gpu = _named(gpu, NvmlIdentity.read(nvml))
     except NvmlMissingError as missing:
         return Telemetry(gpu, validity=(missing.code,))
     return Telemetry(gpu, counters, validity)

@@ -2,13 +2,14 @@
 
 Costs on an H200: utilization, power, clocks, temperature and reasons take 2-3 µs each, total
 energy 3-18 ms, so energy is read at the ends of a window and never in it. A call that NVML refuses
-raises `pynvml.NVMLError`; the meters turn it into a validity code.
+raises `pynvml.NVMLError`; the meters turn it into a validity code. The sampler is a process that
+imports this module and no torch.
 """
 
 import operator
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Final, Self
@@ -61,6 +62,7 @@ class Nvml:
 
     api: Any  # the module `pynvml`
     handle: Any
+    uuid: str  # as torch gives it, with which another process finds the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +119,24 @@ PROBES: Final = (
     Probe(("temperature_c",), "°C", _temperature),
     Probe(("clock_event_reasons",), "bitmask", _reasons),
 )
+# Reasons that hold a clock down; the others say that it may sleep, or who chose it.
+CAPPING_REASONS: Final = (
+    pynvml.nvmlClocksEventReasonSwPowerCap
+    | pynvml.nvmlClocksEventReasonHwSlowdown
+    | pynvml.nvmlClocksEventReasonSwThermalSlowdown
+    | pynvml.nvmlClocksEventReasonHwThermalSlowdown
+    | pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
+)
 # Read at both ends; the counter is what it grew by.
 ENERGY: Final = Probe(("energy_j",), "J", _energy)
+
+
+def compute_pids(nvml: Nvml) -> list[int] | None:
+    """Return the processes with a context on the device, as NVML numbers them; None = refused."""
+    try:
+        return [int(one.pid) for one in nvml.api.nvmlDeviceGetComputeRunningProcesses(nvml.handle)]
+    except NvmlError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,23 +170,29 @@ class Gpm:
             if not api.nvmlGpmQueryDeviceSupport(nvml.handle).isSupportedDevice:
                 return None
             gpm = cls(nvml, api.nvmlGpmSampleAlloc(), api.nvmlGpmSampleAlloc())
+        except NvmlError:
+            return None
+        try:
             api.nvmlGpmSampleGet(nvml.handle, gpm._samples[0])
         except NvmlError:
+            gpm._free()
             return None
         return gpm
 
     def end(self) -> Mapping[str, float]:
         """Take the last sample, free both and return the metrics that NVML has, in percent."""
-        api = self._nvml.api
-        first, last = self._samples
         try:
-            api.nvmlGpmSampleGet(self._nvml.handle, last)
+            self._nvml.api.nvmlGpmSampleGet(self._nvml.handle, self._samples[1])
             return self._metrics()
         except NvmlError:
             return {}
         finally:
-            api.nvmlGpmSampleFree(first)
-            api.nvmlGpmSampleFree(last)
+            self._free()
+
+    def _free(self) -> None:
+        for sample in self._samples:
+            with suppress(NvmlError):  # of a driver that is gone
+                self._nvml.api.nvmlGpmSampleFree(sample)
 
     def _metrics(self) -> dict[str, float]:
         request = pynvml.c_nvmlGpmMetricsGet_t()
@@ -194,16 +218,19 @@ def open_nvml(gpu_uuid: str) -> Iterator[Nvml]:
     except NvmlError as error:
         raise NvmlMissingError("no_nvml") from error
     try:
-        yield Nvml(pynvml, _handle(gpu_uuid))
+        yield Nvml(pynvml, _handle(gpu_uuid), gpu_uuid)
     finally:
-        pynvml.nvmlShutdown()
+        with suppress(NvmlError):  # a driver that went meanwhile leaves nothing to shut down
+            pynvml.nvmlShutdown()
 
 
 def _handle(gpu_uuid: str) -> Any:
-    try:
-        return pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid)
-    except NvmlError as error:
-        raise NvmlMissingError("no_nvml_device") from error
+    """Find the device, or the MIG instance: to CUDA both are a UUID, NVML names them apart."""
+    instance = gpu_uuid.replace("GPU-", "MIG-", 1)
+    for name in (gpu_uuid, instance):
+        with suppress(NvmlError):
+            return pynvml.nvmlDeviceGetHandleByUUID(name)
+    raise NvmlMissingError("no_nvml_device")
 
 
 def _text(ask: Callable[[], Any]) -> str | None:

@@ -1,183 +1,240 @@
-"""The telemetry window against an NVML of our own: a small C library under the real `pynvml`."""
+"""Telemetry of whole cases against an NVML that replays a trace, under the real `pynvml`.
+
+Nothing of ours is replaced: `_Suite` runs the cases in processes of their own, as asv does, and
+their samplers are processes too. The traces and the library say what the GPU does.
+"""
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from benchmarks._meters import CHUNK_S, chunk_of, observe
+from benchmarks._nvml import GPM_METRICS, PROBES
 
 ROOT = Path(__file__).parent.parent
-UUID = "GPU-00000000-1111-2222-3333-444444444444"
+SOURCE = ROOT / "tests" / "fake_nvml.c"
+COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+UUID = "00000000-1111-2222-3333-444444444444"
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
+UTILIZATION = ("utilization_gpu_pct", "utilization_memory_pct")
+SAMPLED = tuple(name for probe in PROBES for name in probe.names)
 
-LIBRARY = r"""
-#include <stdlib.h>
-#include <string.h>
-typedef struct { unsigned gpu, memory; } Rates;
-typedef struct { char *shortName, *longName, *unit; } Info;
-typedef struct { unsigned id; int ret; double value; Info info; } Metric;
-typedef struct { unsigned version, count; void *first, *last; Metric metrics[333]; } Request;
-typedef struct { unsigned version, supported; } Support;
-enum { OK = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6 };
-static unsigned calls;
-static unsigned long long energy_mj = 1000;
-static int lacks(const char *what) { const char *l = getenv("NVML_LACKS"); return l && strstr(l, what); }
-int nvmlInitWithFlags(unsigned flags) { return 0; }
-int nvmlShutdown(void) { return 0; }
-const char *nvmlErrorString(int code) { return "refused"; }
-int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
-    *handle = &calls;
-    return strcmp(uuid, "GPU-00000000-1111-2222-3333-444444444444") ? NOT_FOUND : OK;
+# What each trace must end in, beside a finished case.
+CODES = {
+    "serial_64k": [],
+    "idle": [],
+    "namespaces": [],
+    "no_gpm": ["gpm_unsupported"],
+    "no_tensor_metric": ["counter_unsupported:gpm_tensor_pct"],
+    "zero_utilization": [f"counter_unsupported:{name}" for name in UTILIZATION],
+    "throttled": ["throttled"],
+    "clock_moved": ["clock_moved"],
+    "energy_reset": ["counter_interrupted:energy_j"],
+    "power_lost": ["counter_interrupted:power_w"],
+    "other_process": ["other_process"],
+    "no_processes": ["counter_unsupported:compute_processes"],
+    "stall": ["sampling_gap"],
+    "hang": ["sampling_gap"],
+    "mig": [*(f"counter_unsupported:{name}" for name in (*SAMPLED, "energy_j")), "gpm_unsupported"],
+    "driver_gone": [
+        *(f"counter_interrupted:{name}" for name in (*SAMPLED, "energy_j")),
+        *("gpm_interrupted", "sampling_gap", "counter_interrupted:compute_processes"),
+    ],
+    "not_loaded": ["no_nvml"],
 }
-int nvmlSystemGetDriverVersion(char *text, unsigned size) { strcpy(text, "580.1"); return OK; }
-int nvmlDeviceGetEnforcedPowerLimit(void *h, unsigned *mw) { *mw = 700000; return OK; }
-int nvmlDeviceGetUtilizationRates(void *h, Rates *r) {
-    calls++; r->gpu = 100; r->memory = calls % 2; return lacks("utilization") ? NOT_SUPPORTED : OK;
-}
-int nvmlDeviceGetPowerUsage(void *h, unsigned *mw) {
-    if (lacks("power-later") && calls > 3) return NOT_SUPPORTED;
-    *mw = 131000; return OK;
-}
-int nvmlDeviceGetClockInfo(void *h, int kind, unsigned *mhz) { *mhz = kind == 1 ? 1980 : 3201; return OK; }
-int nvmlDeviceGetTemperature(void *h, int sensor, unsigned *c) { *c = 41; return OK; }
-int nvmlDeviceGetCurrentClocksEventReasons(void *h, unsigned long long *bits) {
-    *bits = calls % 2 ? 4 : 1; return OK;
-}
-int nvmlDeviceGetTotalEnergyConsumption(void *h, unsigned long long *mj) {
-    *mj = energy_mj; energy_mj += 250000; return OK;
-}
-int nvmlGpmQueryDeviceSupport(void *h, Support *s) { s->supported = !lacks("gpm"); return OK; }
-int nvmlGpmSampleAlloc(void **sample) { *sample = malloc(8); return OK; }
-int nvmlGpmSampleFree(void *sample) { free(sample); return OK; }
-int nvmlGpmSampleGet(void *h, void *sample) { return OK; }
-int nvmlGpmMetricsGet(Request *r) {
-    for (unsigned i = 0; i < r->count; i++) {
-        r->metrics[i].ret = lacks("tensor") && r->metrics[i].id == 5 ? NOT_SUPPORTED : OK;
-        r->metrics[i].value = r->metrics[i].id == 2 ? 5.4 : 0.25;
-    }
-    return OK;
-}
-"""
-
-WATCH = f"""
-import json, time
-from dataclasses import asdict
-from benchmarks._window import watch
-from benchmarks._nvml import NvmlIdentity, NvmlMissingError, open_nvml
-try:
-    with open_nvml({UUID!r}) as nvml:
-        counters, validity = watch(
-            nvml, lambda: time.sleep(0.01), settle_s=0.0, window_s=WINDOW_S
-        )
-        identity = asdict(NvmlIdentity.read(nvml))
-except NvmlMissingError as missing:
-    print(json.dumps({{"code": missing.code}}))
-else:
-    summaries = {{name: asdict(value) for name, value in counters.items()}}
-    print(json.dumps({{"counters": summaries, "validity": validity, "identity": identity}}))
-"""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    compiler = shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("needs gcc to build an NVML of our own")
     folder = tmp_path_factory.mktemp("nvml")
-    source = folder / "nvml.c"
-    source.write_text(LIBRARY, encoding="utf-8")
     target = folder / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-w", "-o", target, source], check=True)
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-w", "-o", target, SOURCE], check=True)
     return folder
 
 
-def watch(library, *, window_s=0.7, lacks="", script=WATCH):
-    environ = {**os.environ, "LD_LIBRARY_PATH": str(library), "NVML_LACKS": lacks}
-    outcome = subprocess.run(
-        [sys.executable, "-c", script.replace("WINDOW_S", str(window_s))],
+@pytest.fixture(scope="module")
+def found(library, tmp_path_factory):
+    """The sidecar line of a case under each trace; two processes share them, to save time."""
+    folder = tmp_path_factory.mktemp("watched")
+    environ = os.environ | {
+        "LD_LIBRARY_PATH": str(library),
+        "DDTREE_BENCH_SIDECAR_DIR": str(folder),
+        "DDTREE_BENCH_RUN_ID": "watched",
+        "DDTREE_BENCH_PROFILE": "quick",
+    }
+    traces = list(CODES)
+    command = [sys.executable, "-m", "tests.watched_cases", str(folder)]
+    processes = [
+        subprocess.Popen([*command, *part], cwd=ROOT, env=environ)
+        for part in (traces[::2], traces[1::2])
+    ]
+    assert [process.wait() for process in processes] == [0, 0]
+    text = (folder / "watched.jsonl").read_text(encoding="utf-8")
+    lines = map(json.loads, text.splitlines())
+    return {line["params"][0].strip("'"): line for line in lines}
+
+
+@needs_compiler
+@pytest.mark.parametrize("trace", CODES)
+def test_every_fault_ends_in_its_codes_and_a_finished_case(found, trace):
+    line = found[trace]
+
+    assert line["validity"] == CODES[trace]
+    assert (line["n"], line["device"]["name"]) == (2, "NVIDIA H200")
+
+
+@needs_compiler
+def test_a_window_gives_every_counter_with_its_unit(found):
+    line = found["serial_64k"]
+    counters = line["counters"]
+
+    assert {name: (value["median"], value["unit"]) for name, value in counters.items()} == {
+        "utilization_gpu_pct": (100.0, "%"),
+        "utilization_memory_pct": (1.0, "%"),
+        "power_w": (128.044, "W"),
+        "sm_clock_mhz": (1980.0, "MHz"),
+        "memory_clock_mhz": (3201.0, "MHz"),
+        "temperature_c": (32.0, "°C"),
+        "clock_event_reasons": (0.0, "bitmask"),
+        "energy_j": (pytest.approx(counters["power_w"]["median"], rel=0.3), "J"),
+        "gpm_sm_active_pct": (5.63, "%"),
+        "gpm_sm_occupancy_pct": (0.99, "%"),
+        "gpm_dram_bandwidth_pct": (0.63, "%"),
+        "gpm_tensor_pct": (0.36, "%"),
+    }
+    assert (counters["power_w"]["min"], counters["power_w"]["max"]) == (127.5, 128.5)
+    assert (line["device"]["driver"], line["device"]["power_limit_w"]) == ("580.159.04", 700.0)
+
+
+@needs_compiler
+def test_energy_and_gpm_are_read_at_the_ends_only(found):
+    counters = found["serial_64k"]["counters"]
+
+    assert {counters[name]["n"] for name in (*GPM_METRICS, "energy_j")} == {1}
+    assert {counters[name]["n"] >= 10 for name in SAMPLED} == {True}
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("trace", "absent"),
+    [
+        ("mig", {*SAMPLED, *GPM_METRICS, "energy_j"}),
+        ("no_gpm", {*GPM_METRICS}),
+        ("no_tensor_metric", {"gpm_tensor_pct"}),
+        ("zero_utilization", {*UTILIZATION}),
+        ("energy_reset", {"energy_j"}),
+        ("driver_gone", {*GPM_METRICS, "energy_j"}),
+        ("not_loaded", {*SAMPLED, *GPM_METRICS, "energy_j"}),
+    ],
+)
+def test_what_nvml_cannot_tell_is_absent_never_zero(found, trace, absent):
+    everything = {*SAMPLED, *GPM_METRICS, "energy_j"}
+
+    assert set(found[trace]["counters"]) == everything - absent
+
+
+@needs_compiler
+def test_a_zero_that_gpm_confirms_is_a_zero(found):
+    assert found["idle"]["counters"]["utilization_gpu_pct"]["max"] == 0.0
+
+
+@needs_compiler
+def test_a_reason_seen_for_a_part_of_the_window_was_set(found):
+    assert found["throttled"]["counters"]["clock_event_reasons"]["median"] == 4.0
+
+
+@needs_compiler
+def test_what_was_read_before_a_fault_is_kept(found):
+    for trace in ("driver_gone", "power_lost", "hang"):
+        power = found[trace]["counters"]["power_w"]
+        assert 2 <= power["n"] < found["serial_64k"]["counters"]["power_w"]["n"], trace
+
+
+@needs_compiler
+def test_a_sampler_ends_with_a_case_that_was_killed(library, tmp_path):
+    script = (
+        "import time; from benchmarks._sampler import sampling\n"
+        f"with sampling('GPU-{UUID}') as sampler:\n"
+        "    while sampler.is_starting: time.sleep(0.01)\n"
+        "    print(sampler._process.pid, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
         cwd=ROOT,
-        env=environ,
+        env=environ_of(library, tmp_path),
+        stdout=subprocess.PIPE,
+    ) as case:
+        sampler = Path("/proc", case.stdout.readline().decode().strip())
+        assert sampler.exists()
+        case.kill()
+
+    for _ in range(100):
+        if not sampler.exists() or "(zombie)" in (sampler / "status").read_text():
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("the sampler outlived its case by five seconds")
+
+
+@needs_compiler
+def test_an_unknown_device_is_not_another_one(library, tmp_path):
+    assert opened(library, tmp_path, uuid="GPU-other") == "no_nvml_device"
+
+
+def test_without_the_library_there_is_no_nvml(tmp_path):
+    (tmp_path / "libnvidia-ml.so.1").write_bytes(b"not a library")
+
+    assert opened(tmp_path, tmp_path, uuid="GPU-other") == "no_nvml"
+
+
+def opened(library, folder, *, uuid):
+    """Open NVML in a fresh process; return the code it is refused with."""
+    script = (
+        "import sys; from benchmarks._nvml import NvmlMissingError, open_nvml\n"
+        "try:\n"
+        "    with open_nvml(sys.argv[1]): print('open')\n"
+        "except NvmlMissingError as missing: print(missing.code)\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", script, uuid],
+        cwd=ROOT,
+        env=environ_of(library, folder),
         capture_output=True,
         text=True,
         check=True,
-    )
-    return json.loads(outcome.stdout)
+    ).stdout.strip()
 
 
-def test_a_window_gives_every_counter_with_its_unit(library):
-    found = watch(library)
-
-    counters = found["counters"]
-    assert found["validity"] == []
-    assert {name: (value["median"], value["unit"]) for name, value in counters.items()} == {
-        "utilization_gpu_pct": (100.0, "%"),
-        "utilization_memory_pct": (counters["utilization_memory_pct"]["median"], "%"),
-        "power_w": (131.0, "W"),
-        "sm_clock_mhz": (1980.0, "MHz"),
-        "memory_clock_mhz": (3201.0, "MHz"),
-        "temperature_c": (41.0, "°C"),
-        "clock_event_reasons": (5.0, "bitmask"),
-        "energy_j": (250.0, "J"),
-        "gpm_sm_active_pct": (5.4, "%"),
-        "gpm_sm_occupancy_pct": (0.25, "%"),
-        "gpm_dram_bandwidth_pct": (0.25, "%"),
-        "gpm_tensor_pct": (0.25, "%"),
+def environ_of(library, folder):
+    return os.environ | {
+        "LD_LIBRARY_PATH": str(library),
+        "FAKE_NVML_TRACE": str(ROOT / "tests" / "nvml_traces" / "serial_64k.txt"),
+        "FAKE_NVML_OPENED": str(folder / "opened"),
     }
-    assert (counters["utilization_memory_pct"]["min"], counters["power_w"]["n"] >= 10) == (0, True)
-    assert found["identity"] == {"driver": "580.1", "power_limit_w": 700.0}
 
 
-def test_energy_and_gpm_are_read_at_the_ends_only(library):
-    counters = watch(library)["counters"]
+def test_the_library_of_the_tests_has_what_the_meters_call_and_nothing_else():
+    called = set(re.findall(r"\.(nvml[A-Z]\w+)\(", meters_source("_nvml", "_sampler", "_window")))
+    called |= set(re.findall(r"_text\(nvml\.api\.(nvml\w+)\)", meters_source("_nvml")))
+    exported = set(re.findall(r"^[\w ]+[ *](nvml\w+)\(", SOURCE.read_text(), re.MULTILINE))
+    behind_pynvml = {
+        "nvmlInit": "nvmlInitWithFlags",
+        "nvmlDeviceGetComputeRunningProcesses": "nvmlDeviceGetComputeRunningProcesses_v3",
+    }
 
-    assert {counters[name]["n"] for name in counters if name.startswith(("gpm", "energy"))} == {1}
-
-
-def test_what_nvml_refuses_is_absent_and_named_never_zero(library):
-    found = watch(library, lacks="utilization gpm")
-
-    absent = {"utilization_gpu_pct", "utilization_memory_pct", "gpm_sm_active_pct"}
-    assert absent.isdisjoint(found["counters"])
-    assert found["validity"] == [
-        "counter_unsupported:utilization_gpu_pct",
-        "counter_unsupported:utilization_memory_pct",
-        "gpm_unsupported",
-    ]
+    assert exported == {behind_pynvml.get(name, name) for name in called} | {"nvmlErrorString"}
 
 
-def test_one_gpm_metric_may_be_missing_without_the_others(library):
-    found = watch(library, lacks="tensor")
-
-    assert "gpm_sm_active_pct" in found["counters"]
-    assert found["validity"] == ["counter_unsupported:gpm_tensor_pct"]
-
-
-def test_a_counter_lost_within_the_window_is_marked(library):
-    found = watch(library, lacks="power-later")
-
-    assert found["counters"]["power_w"]["n"] == 3
-    assert found["validity"] == ["counter_interrupted:power_w"]
-
-
-def test_a_window_of_few_readings_says_so(library):
-    assert watch(library, window_s=0.2)["validity"] == ["window_too_short"]
-
-
-def test_an_unknown_device_is_not_another_one(library):
-    script = WATCH.replace(UUID, "GPU-other")
-
-    assert watch(library, script=script) == {"code": "no_nvml_device"}
-
-
-def test_without_the_library_nothing_is_read(tmp_path):
-    broken = tmp_path / "libnvidia-ml.so.1"
-    broken.write_bytes(b"not a library")
-
-    assert watch(tmp_path) == {"code": "no_nvml"}
+def meters_source(*modules):
+    return "".join((ROOT / "benchmarks" / f"{name}.py").read_text() for name in modules)
 
 
 def test_a_cpu_case_runs_nothing_for_telemetry():
