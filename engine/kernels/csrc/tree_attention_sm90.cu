@@ -395,7 +395,8 @@ struct Run {
     piece.sequence = line.find(p, position, -1);
     const int tiles = piece.sequence.tiles, blocks = piece.sequence.blocks;
     const int inside = position - piece.sequence.begin;
-    const int chunk = inside / (line.share * blocks), first = chunk * line.share;
+    // A share may be many times a sequence, and times its blocks beyond an int.
+    const int chunk = inside / (min(line.share, tiles) * blocks), first = chunk * line.share;
     const int length = min(line.share, tiles - first), in_chunk = inside - first * blocks;
     const int block = in_chunk / length, done = in_chunk - block * length;
     piece.row = uniform(block * ROWS);
