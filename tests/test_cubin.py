@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from engine.errors import BackendError
 from engine.kernels import OPS, cubin
@@ -7,7 +8,6 @@ from engine.kernels.tree_attention.cases import TreeAttentionCase, chain
 from engine.kernels.tree_attention.problem import pose
 
 OPTIONS = ("kv_scales", "num_splits", "out", "lse", "workspace")
-torch = pytest.importorskip("torch")
 
 
 @pytest.fixture
