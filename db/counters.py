@@ -1,6 +1,8 @@
 """What the counters of one case support, and which of them mislead.
 
-Source of the definitions: NVML API reference, nvmlUtilization_t and GPM metrics.
+A window with one of the validity codes in `DOUBTS` supports no claim about the work of a case: its
+counters are of less than the case alone, or of a GPU that was not itself. Its clocks are what they
+were all the same. Source of the definitions: NVML API reference, nvmlUtilization_t and GPM metrics.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from db.floors import MOSTLY_RESIDENT_PCT, STARVED_SHARE, is_starved
 from db.numbers import digits
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
     from db.evidence import CaseDiagnosis, Evidence, EvidencePoint
 
 FAR_FROM_FLOOR = 3.0  # times its floor, from where a case is slow and wants a reason
@@ -19,6 +23,24 @@ DRAM_IDLE_PCT = 10.0
 LOW_POWER_SHARE = 0.5  # of the limit
 # NVML clocks event reasons that hold a clock down: power cap, hardware, thermal, power brake.
 CAPPING_REASONS = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
+REASONS = "clock_event_reasons"
+CLOCKS = frozenset({REASONS, "sm_clock_mhz", "memory_clock_mhz"})
+# Validity codes that take a window's counters their weight, and why.
+DOUBTS = {
+    "window_too_short": "it was too short",
+    "sampling_gap": "a part of it was not read",
+    "throttled": "a clock was held down in it",
+    "clock_moved": "a clock moved in it",
+    "other_process": "another process was on the GPU",
+}
+INTERRUPTED = "counter_interrupted:"  # then the name of a counter that was lost in the window
+
+
+def supporting(counters: Mapping[str, float], validity: Collection[str]) -> dict[str, float]:
+    """Give those counters of a window that a claim may rest on."""
+    lost = {code.removeprefix(INTERRUPTED) for code in validity if code.startswith(INTERRUPTED)}
+    kept = CLOCKS if DOUBTS.keys() & validity else counters.keys()
+    return {name: value for name, value in counters.items() if name in kept and name not in lost}
 
 
 def counter_claims(point: EvidencePoint, case: CaseDiagnosis, evidence: Evidence) -> list[Claim]:
@@ -26,6 +48,7 @@ def counter_claims(point: EvidencePoint, case: CaseDiagnosis, evidence: Evidence
     if evidence.gpu is None:
         return []
     claims = [
+        _doubted_window(point),
         _gpu_utilization(point, case, evidence),
         _dram_idle(point, case, evidence),
         _starvation(point, case, evidence),
@@ -39,6 +62,25 @@ def is_slow(point: EvidencePoint, case: CaseDiagnosis) -> bool:
     if "gpm_sm_active_pct" in point.counters and "utilization_gpu_pct" in point.counters:
         return is_starved(point)
     return (case.floor_ratio or 0.0) >= FAR_FROM_FLOOR
+
+
+def _doubted_window(point: EvidencePoint) -> Claim | None:
+    """Say why the counters of a case are not used."""
+    codes = [code for code in DOUBTS if code in point.validity]
+    if not codes:
+        return None
+    return Claim(
+        name="window_doubted",
+        statement=(
+            "its telemetry window supports no claim about its work: "
+            + ", ".join(DOUBTS[code] for code in codes)
+        ),
+        value=float(len(codes)),
+        unit="doubts",
+        evidence=f"validity codes {', '.join(codes)}, in every window of the case",
+        status=Status.UNTESTED,
+        case=point.name,
+    )
 
 
 def _gpu_utilization(point: EvidencePoint, case: CaseDiagnosis, evidence: Evidence) -> Claim | None:
@@ -113,7 +155,7 @@ def _starvation(point: EvidencePoint, case: CaseDiagnosis, evidence: Evidence) -
 
 
 def _capped_clock(point: EvidencePoint) -> Claim | None:
-    reasons = int(point.counters.get("clock_event_reasons", 0.0)) & CAPPING_REASONS
+    reasons = int(point.counters.get(REASONS, 0.0)) & CAPPING_REASONS
     clock = point.counters.get("sm_clock_mhz")
     if not reasons or clock is None:
         return None

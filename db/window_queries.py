@@ -4,12 +4,15 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import pandas as pd
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
+from db.counters import DOUBTS, REASONS, supporting
 from db.errors import UnknownSeriesError
 from db.evidence import Ceilings, Evidence, EvidencePoint, PeakSource
 from db.frames import AnyRow, AnySelect
@@ -202,7 +205,11 @@ def _ceilings(found: Iterable[Ceiling]) -> tuple[Ceilings, PeakSource | None]:
 
 
 def _point(rows: Sequence[AnyRow], details: _Details) -> EvidencePoint:
-    """Merge the processes of one case: medians of what was measured, sums of samples."""
+    """Merge the processes of one case: medians of what was measured, sums of samples.
+
+    Counters are those that their windows support. A doubt about a window is one about the case only
+    if no other window of the case has counters without it.
+    """
     found: list[Window] = [row.Window for row in rows]
     first, ids = found[0], [window.id for window in found]
     stages = _medians(details.stages[one] for one in ids if one in details.stages)
@@ -220,11 +227,21 @@ def _point(rows: Sequence[AnyRow], details: _Details) -> EvidencePoint:
         commit_length=statistics.fmean(lengths) if lengths else None,
         programs=first.programs,
         num_sms=rows[0].Runner.num_sms,
-        counters=_medians(details.counters.get(one, {}) for one in ids),
-        validity=tuple(sorted({code for window in found for code in window.validity})),
+        counters=_medians(
+            supporting(details.counters.get(window.id, {}), window.validity) for window in found
+        ),
+        validity=_validity(found, details),
         version=rows[0].version,
         process_samples_s=_by_process(found),
     )
+
+
+def _validity(found: Iterable[Window], details: _Details) -> tuple[str, ...]:
+    """Join the codes of all windows, without doubts that a sound window makes idle."""
+    windows_codes = [(set(window.validity), window.id in details.counters) for window in found]
+    codes = {code for one, _ in windows_codes for code in one}
+    has_sound = any(has and not DOUBTS.keys() & one for one, has in windows_codes)
+    return tuple(sorted(codes - DOUBTS.keys() if has_sound else codes))
 
 
 def _by_process(found: Iterable[Window]) -> tuple[tuple[float, ...], ...]:
@@ -236,11 +253,15 @@ def _by_process(found: Iterable[Window]) -> tuple[tuple[float, ...], ...]:
 
 
 def _medians(readings: Iterable[dict[str, float]]) -> dict[str, float]:
+    """Take the median of each name; bits that were set once are kept."""
     by_name: dict[str, list[float]] = defaultdict(list)
     for reading in readings:
         for name, value in reading.items():
             by_name[name].append(value)
-    return {name: statistics.median(values) for name, values in by_name.items()}
+    return {
+        name: float(reduce(or_, map(int, values))) if name == REASONS else statistics.median(values)
+        for name, values in by_name.items()
+    }
 
 
 def _details(session: Session, window_ids: Sequence[int]) -> _Details:

@@ -4,6 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+import db.counters
+from benchmarks import _readings
+from benchmarks._nvml import CAPPING_REASONS
 from benchmarks._readings import LEAST_WINDOW_S, MAX_GAP_S, PERIOD_S, Ends, Reading, summarise
 
 OWN = 41
@@ -131,3 +134,8 @@ def test_an_energy_counter_never_falls(before_j, after_j, expected):
     ends = replace(ENDS, energy_before_j=before_j, energy_after_j=after_j)
 
     assert codes(readings(), ends) == expected
+
+
+def test_a_diagnosis_knows_the_codes_and_reasons_of_a_window():
+    assert [code for code in db.counters.DOUBTS if f"`{code}`" not in _readings.__doc__] == []
+    assert db.counters.CAPPING_REASONS == CAPPING_REASONS
