@@ -102,9 +102,10 @@ def _comparisons(points: Sequence[EvidencePoint]) -> list[_Comparison]:
             ratio = ratio_of(slow, fast, PAGE_SIZE_MATTERS)
             found.append(_Comparison(shared, sizes, slow, fast, ratio))
     for one in page_size_readings(points):
-        sizes = f"page 1 over page 64, {one.place}"
-        ratio = ratio_of(one.before, one.after, PAGE_SIZE_MATTERS)
-        found.append(_Comparison(one.ladder, sizes, one.before, one.after, ratio))
+        slow, fast = sorted((one.before, one.after), key=_time, reverse=True)
+        sizes = "page 1 over page 64" if slow is one.before else "page 64 over page 1"
+        ratio = ratio_of(slow, fast, PAGE_SIZE_MATTERS)
+        found.append(_Comparison(one.ladder, f"{sizes}, {one.place}", slow, fast, ratio))
     ratios = judged([one.ratio for one in found], PAGE_SIZE_MATTERS)
     return [replace(one, ratio=ratio) for one, ratio in zip(found, ratios, strict=True)]
 

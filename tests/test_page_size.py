@@ -7,6 +7,7 @@ import pytest
 
 from db.diagnose import Status, diagnose
 from db.page_size import PAGE_SIZE_MATTERS, page_size_claim
+from tests.ladders import whole
 from tests.recordings import COPY, SERIAL, claim_of, incident, names, on_h200, sweep_point
 
 
@@ -135,6 +136,17 @@ def test_one_open_comparison_keeps_page_size_from_being_cleared():
     found = claim(*close, *noisy)
     assert "inconclusive" in found.statement
     assert "0 of 2 comparisons beyond 1.1 times, 1 within" in found.evidence
+
+
+def test_rungs_of_a_ladder_are_compared_by_the_slower_one():
+    worth = {"read_once": 2.5, "split": 22.0, "packed": 1.3, "page_64": 0.6, "in_order": 1.0}
+
+    found = claim(SERIAL, *whole(worth))
+
+    assert found.value == pytest.approx(1 / 0.6, rel=0.02)
+    assert found.unit == "times, the slower over the faster page size"
+    assert "page 64 over page 1, " in found.statement
+    assert "3 of 3 comparisons beyond 1.1 times" in found.evidence
 
 
 def test_two_versions_of_a_benchmark_are_never_compared():
