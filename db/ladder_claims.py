@@ -69,7 +69,7 @@ def _ranking(ranked: Sequence[LadderReading]) -> str:
         for one, ordinal in zip(faster, ORDINALS, strict=False)
     ]
     groups = {
-        "a slowdown": [_named(one) for one in matters if one.ratio.value <= 1.0],
+        "a slowdown": [_by_itself(one) for one in matters if one.ratio.value <= 1.0],
         WITHIN: [_named(one) for one in ranked if one.ratio.outcome is Outcome.NO_MATTER],
         "undecided": [_named(one) for one in ranked if not _is_decided(one)],
         "untested": [f"{AT_THE_SLOW_END[name]} ({name})" for name in missing],
@@ -81,6 +81,11 @@ def _ranking(ranked: Sequence[LadderReading]) -> str:
 def _named(reading: LadderReading) -> str:
     worth = digits(reading.ratio.value, 3)
     return f"{AT_THE_SLOW_END[reading.factor]} ({reading.factor}, {worth} times)"
+
+
+def _by_itself(reading: LadderReading) -> str:
+    """Name the factor where it, and not what stood in its place, takes the time."""
+    return f"{reading.factor} ({digits(reading.ratio.value, 3)} times)"
 
 
 def _factor(name: str, readings: Sequence[LadderReading]) -> Claim:
