@@ -60,8 +60,8 @@ def library(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(library, tmp_path_factory):
-    """The sidecar line of a case under each trace; two processes share them, to save time."""
+def folder(library, tmp_path_factory):
+    """What cases left under each trace; two processes share the traces, to save time."""
     folder = tmp_path_factory.mktemp("watched")
     environ = os.environ | {
         "LD_LIBRARY_PATH": str(library),
@@ -73,9 +73,15 @@ def found(library, tmp_path_factory):
     command = [sys.executable, "-m", "tests.watched_cases", str(folder)]
     processes = [
         subprocess.Popen([*command, *part], cwd=ROOT, env=environ)
-        for part in (traces[::2], traces[1::2])
+        for part in (traces[::2], [*traces[1::2], "--cost"])
     ]
     assert [process.wait() for process in processes] == [0, 0]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder):
+    """The sidecar line of each trace."""
     text = (folder / "watched.jsonl").read_text(encoding="utf-8")
     lines = map(json.loads, text.splitlines())
     return {line["params"][0].strip("'"): line for line in lines}
@@ -155,6 +161,15 @@ def test_what_was_read_before_a_fault_is_kept(found):
     for trace in ("driver_gone", "power_lost", "hang"):
         power = found[trace]["counters"]["power_w"]
         assert 2 <= power["n"] < found["serial_64k"]["counters"]["power_w"]["n"], trace
+
+
+@needs_compiler
+def test_the_cost_of_telemetry_is_measured_beside_a_sampler_and_after_a_window(folder):
+    cost = json.loads((folder / "cost.json").read_text(encoding="utf-8"))
+
+    assert set(cost) == {"before", "beside"}
+    assert {difference["num_pairs"] for difference in cost.values()} == {2}
+    assert all(one["low"] < one["relative"] < one["high"] for one in cost.values())
 
 
 @needs_compiler

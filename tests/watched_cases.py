@@ -1,11 +1,14 @@
 """A process of asv's on a GPU that is a trace: one suite, one case for each trace it is given.
 
-Usage: watched_cases.py FOLDER TRACE...; the sidecar lines say what came of it.
+Usage: watched_cases.py FOLDER TRACE...; the sidecar lines say what came of it. `--cost` instead of a
+trace measures what telemetry costs the case, into cost.json.
 """
 
+import json
 import os
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +26,7 @@ torch.cuda.get_device_properties = lambda _: SimpleNamespace(
 )
 
 from benchmarks import _suite  # noqa: E402 - after torch was prepared
+from benchmarks._telemetry_cost import Trial, differences  # noqa: E402
 
 
 class Watched(_suite._Suite):
@@ -34,7 +38,8 @@ class Watched(_suite._Suite):
 
     def build(self, trace):
         folder = Path(sys.argv[1])
-        os.environ["FAKE_NVML_TRACE"] = f"{HEALTHY}:{TRACES / trace}.txt"
+        fault = "" if trace == "cost" else f":{TRACES / trace}.txt"
+        os.environ["FAKE_NVML_TRACE"] = f"{HEALTHY}{fault}"
         os.environ["FAKE_NVML_OPENED"] = str(folder / f"{trace}.opened")
 
     def time_sleep(self, trace):
@@ -51,7 +56,18 @@ def measure(trace):
         suite.timer()
 
 
+def measure_cost():
+    """Compare a healthy case with itself under telemetry, two pairs of two samples."""
+    trial = Trial(Watched(), ["cost"])
+    found = differences(trial, num_pairs=2, num_samples=2, window_s=0.1)
+    text = json.dumps({name: asdict(one) for name, one in found.items()})
+    Path(sys.argv[1], "cost.json").write_text(text, encoding="utf-8")
+
+
 if __name__ == "__main__":
     _suite.DEVICE = "cuda"
     for name in sys.argv[2:]:
-        measure(name)
+        if name == "--cost":
+            measure_cost()
+        else:
+            measure(name)

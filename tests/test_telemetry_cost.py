@@ -1,0 +1,70 @@
+"""What telemetry costs: planted costs are found, drifts are not."""
+
+import itertools
+import random
+import re
+from contextlib import contextmanager
+
+import pytest
+
+from benchmarks._telemetry_cost import MARGIN_REL, compare, main
+
+
+class Machine:
+    """Takes a second for a block, and a share more while telemetry is on or as time goes by."""
+
+    def __init__(self, *, cost_rel=0.0, drift_rel=0.0, noise_rel=0.001):
+        self.cost_rel, self.drift_rel, self.noise_rel = cost_rel, drift_rel, noise_rel
+        self.random = random.Random(0)
+        self.clock = itertools.count()
+        self.is_on = False
+        self.states = []
+
+    @contextmanager
+    def telemetry(self):
+        self.is_on = True
+        yield
+        self.is_on = False
+
+    def block_s(self):
+        self.states.append(self.is_on)
+        drift = 1.0 + self.drift_rel * next(self.clock)
+        return drift * (1.0 + self.cost_rel * self.is_on) * self.random.gauss(1.0, self.noise_rel)
+
+
+@pytest.mark.parametrize("cost_rel", [0.0, 0.002, 0.02])
+def test_a_planted_cost_lies_in_its_interval(cost_rel):
+    machine = Machine(cost_rel=cost_rel)
+
+    found = compare(machine.block_s, machine.telemetry, num_pairs=40)
+
+    assert found.low <= cost_rel <= found.high
+    assert found.high - found.low < 0.002
+    assert found.is_within_margin == (cost_rel < MARGIN_REL)
+
+
+def test_a_drift_is_no_cost():
+    machine = Machine(drift_rel=0.001)
+
+    found = compare(machine.block_s, machine.telemetry, num_pairs=40)
+
+    assert found.low <= 0.0 <= found.high
+    assert found.is_within_margin
+
+
+def test_each_comes_first_as_often_as_the_other():
+    machine = Machine()
+
+    compare(machine.block_s, machine.telemetry, num_pairs=4)
+
+    assert machine.states == [False, True, True, False] * 2
+
+
+def test_without_a_gpu_there_is_nothing_to_compare(monkeypatch, capsys):
+    monkeypatch.setattr("benchmarks._telemetry_cost.DEVICE", "cpu")
+
+    with pytest.raises(SystemExit) as stopped:
+        main([])
+
+    assert stopped.value.code == 2
+    assert re.search("expected a GPU, got none", capsys.readouterr().err)
