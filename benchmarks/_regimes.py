@@ -1,15 +1,19 @@
 """Which cases a run visits: the profile says how many, the device says how large.
 
 A profile never changes a case's identity. Class, method, parameter names and values are the same
-in every profile, and the values of `quick` are a subset of those of `full`, so that results of
-both continue one series. All suites of `quick` together have at most 25 cases, since every case
-costs a process start a round. This module knows the axes; what a case does stands in its suite.
+in every profile, and the values of `history` and `quick` are subsets of those of `full`, so that
+results of all continue one series. All suites of `quick` together have at most 25 cases, since
+every case costs a process start a round; those of `history`, which visits commit after commit, at
+most 20, and a round. A process takes six to eight seconds on a GPU, so ten cases are a minute. This
+module knows the axes; what a case does stands in its suite.
 It imports no torch: asv starts a process for each case, and some only hand on what others measured.
 """
 
 import os
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
+
+T = TypeVar("T", int, str)
 
 PROFILE_VARIABLE: Final = "DDTREE_BENCH_PROFILE"
 
@@ -29,6 +33,7 @@ class Profile:
 
 
 PROFILES: Final = {
+    "history": Profile(name="history", rounds=1, repeat=(5, 20, 0.5), window_s=0.5),
     "quick": Profile(name="quick", rounds=2, repeat=(5, 20, 0.5), window_s=1.0),
     "full": Profile(name="full", rounds=4, repeat=(10, 60, 3.0), window_s=3.0),
 }
@@ -90,20 +95,26 @@ def profile_named(name: str) -> Profile:
     return PROFILES[name]
 
 
+def _of(profile: Profile, *, quick: list[T], history: list[T]) -> list[T]:
+    """Return the values of one of the two short profiles."""
+    return history if profile.name == "history" else quick
+
+
 def step_axes(profile: Profile, device: str) -> StepAxes:
     """Return the axes of the step suite: on a CPU at least four contexts, to fit a line."""
     full = profile.name == "full"
+    commit_lengths = [1, 4, 8] if full else _of(profile, quick=[1, 8], history=[8])
     if device == "cuda":
         return StepAxes(
             context_tokens=[1024, 4096, 16384, 65536] if full else [1024, 16384],
             page_sizes=[1, 16, 32, 64, 128] if full else [64],
-            commit_lengths=[1, 4, 8] if full else [1, 8],
+            commit_lengths=commit_lengths,
             attention_backends=["triton_serial", "triton_split"] if full else ["triton_split"],
         )
     return StepAxes(
         context_tokens=[256, 512, 1024, 2048, 4096] if full else [256, 512, 1024, 2048],
-        page_sizes=[1, 16, 32, 64, 128] if full else [1, 16],
-        commit_lengths=[1, 4, 8] if full else [1, 8],
+        page_sizes=[1, 16, 32, 64, 128] if full else _of(profile, quick=[1, 16], history=[16]),
+        commit_lengths=commit_lengths,
         attention_backends=["reference"],
     )
 
@@ -119,20 +130,23 @@ def attention_axes(profile: Profile, device: str) -> AttentionAxes:
         contexts = [1024, 16384, 65536, 189440]
         return AttentionAxes(
             context_tokens=sorted([*contexts, 4096, 32768, 131072]) if full else contexts,
-            attention_backends=["triton_serial", "triton_split", "cuda"],
+            attention_backends=["triton_split"]
+            if profile.name == "history"
+            else ["triton_serial", "triton_split", "cuda"],
             page_sizes=[1, 16, 32, 64, 128] if full else [1],
         )
     return AttentionAxes(
         context_tokens=[1024, 2048, 4096, 8192] if full else [1024, 4096],
         attention_backends=["reference"],
-        page_sizes=[1, 16, 32, 64, 128] if full else [1, 64],
+        page_sizes=[1, 16, 32, 64, 128] if full else _of(profile, quick=[1, 64], history=[64]),
     )
 
 
 def generation_axes(profile: Profile) -> GenerationAxes:
     """Return the axes of the generation suite; they do not depend on the device.
 
-    The cases of `quick` are the two texts whose commit lengths lie farthest apart.
+    The cases of `quick` are the two texts whose commit lengths lie farthest apart; `history` has
+    the first of them.
     """
     if profile.name == "full":
         return GenerationAxes(
@@ -141,7 +155,8 @@ def generation_axes(profile: Profile) -> GenerationAxes:
             temperatures=[0.0, 1.0],
             cache_layouts=["paged", "hybrid"],
         )
-    return GenerationAxes(["predictable", "prose"], ["ddtree"], [0.0], ["paged"])
+    texts = _of(profile, quick=["predictable", "prose"], history=["predictable"])
+    return GenerationAxes(texts, ["ddtree"], [0.0], ["paged"])
 
 
 def tree_axes(profile: Profile) -> TreeAxes:
@@ -159,7 +174,7 @@ def tree_axes(profile: Profile) -> TreeAxes:
 def ladder_axes(profile: Profile) -> LadderAxes:
     """Return the contexts of the ladder: of the incident's, the ends and the one of its probe.
 
-    `quick` has none: it has no room for 14 variants, and fewer are no ladder.
+    Only `full` has room for 14 variants, and fewer are no ladder.
     """
     return LadderAxes([1024, 65536, 189440] if profile.name == "full" else [])
 

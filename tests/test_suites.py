@@ -38,7 +38,7 @@ from engine.config import CACHE_LAYOUTS, MODES, PAGE_SIZES
 from engine.presets import TEXTS
 
 ROOT = Path(__file__).parent.parent
-MOST_QUICK_CASES = 25
+MOST_QUICK_CASES, MOST_HISTORY_CASES = 25, 20
 SIDECAR_KEYS = [
     *("schema", "benchmark", "params", "version", "window_id", "run_id", "commit", "machine"),
     *("process_number", "pid", "n", "median_s", "samples_s", "started_at", "ended_at", "timer"),
@@ -144,8 +144,9 @@ def test_the_quick_profile_is_quick():
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_quick_visits_a_part_of_what_full_visits(device):
-    quick, full = PROFILES["quick"], PROFILES["full"]
+@pytest.mark.parametrize("short", ["quick", "history"])
+def test_a_short_profile_visits_a_part_of_what_full_visits(short, device):
+    quick, full = PROFILES[short], PROFILES["full"]
     pairs = [
         (step_axes(quick, device), step_axes(full, device)),
         (attention_axes(quick, device), attention_axes(full, device)),
@@ -165,6 +166,19 @@ def test_quick_is_quick_on_a_gpu_too():
     trees = sum(num_cases(cls) for cls in (Build, Accept, Compact))
 
     assert sum(counts) + trees <= MOST_QUICK_CASES, counts
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_commit_of_a_history_is_few_processes(device):
+    history = PROFILES["history"]
+    trees = tree_axes(history)
+    axes = [step_axes(history, device), attention_axes(history, device), generation_axes(history)]
+    counts = [math.prod(len(getattr(one, name)) for name in one.__slots__) for one in axes]
+    counts += [len(trees.build_budgets), len(trees.accept_budgets), len(trees.compact_budgets)]
+
+    assert history.rounds == 1
+    assert sum(counts) <= MOST_HISTORY_CASES, counts
+    assert ladder_axes(history).context_tokens == []
 
 
 def test_a_line_can_be_fitted_over_the_contexts_of_every_profile():
@@ -190,7 +204,9 @@ def test_full_visits_all_that_an_engine_can_be_told(device):
 
 
 def test_an_unknown_profile_is_refused():
-    with pytest.raises(UnknownProfileError, match="expected one of full, quick, got 'fast'"):
+    with pytest.raises(
+        UnknownProfileError, match="expected one of full, history, quick, got 'fast'"
+    ):
         profile_named("fast")
 
 
