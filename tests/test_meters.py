@@ -173,6 +173,18 @@ def test_the_cost_of_telemetry_is_measured_beside_a_sampler_and_after_a_window(f
 
 
 @needs_compiler
+def test_no_sampler_outlives_its_case_even_one_that_hangs(folder):
+    assert [path for path in Path("/proc").glob("[0-9]*") if environ_names(path, folder)] == []
+
+
+def environ_names(process, folder):
+    try:
+        return str(folder).encode() in (process / "environ").read_bytes()
+    except OSError:  # it has ended, or is another user's
+        return False
+
+
+@needs_compiler
 def test_a_sampler_ends_with_a_case_that_was_killed(library, tmp_path):
     script = (
         "import time; from benchmarks._sampler import sampling\n"
