@@ -6,53 +6,48 @@ the path of the benchmark processes, so that what runs is what the result says; 
 it. The benchmarks are always those of the invoking checkout: one definition for all commits of a
 run, so that a change in a number is a change in the engine.
 
-Nothing is installed and nothing outside `.asv/` is written. This module knows asv's command line
-and result files, and nothing of the database.
+asv is called a unit at a time (`asv_units`), one run at a time in a checkout and on a device
+(`locks`). What a killed run has finished is kept for the same command (`asv_journal`).
+
+Nothing is installed and nothing outside `.asv/` is written but locks. This module knows asv's
+command line and result files, and nothing of the database.
 """
+
+from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 import sys
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from dashboard.asv_results import failed_cases
+from dashboard.asv_commits import checkout, code_digest, commits_of, remove_stale_worktrees
+from dashboard.asv_errors import RequestError
+from dashboard.asv_journal import Durations, Journal
+from dashboard.asv_measuring import Measuring
+from dashboard.asv_progress import Progress
+from dashboard.doctor import RunRecord, findings_of, write_record
+from dashboard.gpus import VISIBLE, chosen_gpu
+from dashboard.locks import device_lock, held
+from dashboard.words import count_text
 
-PROFILES = ("quick", "full")
-RESULTS = Path(".asv") / "results"
-WORKTREES = Path(".asv") / "worktrees"
-MACHINE_LABEL = re.compile(r"\w[\w.-]*", re.ASCII)
-OK, SOME_FAILED = 0, 2  # asv's exit statuses after which results were written
-NOTHING_SELECTED = "No benchmarks selected"  # asv's last words where no name matches
-LAST_LINES = 5  # of asv's output that an error message may quote
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
-
-class AsvRunError(Exception):
-    """asv could not be run as asked; the message is one line for the user."""
-
-
-class NotACheckoutError(AsvRunError):
-    """The folder is not the root of a git checkout with an asv.conf.json."""
-
-
-class RequestError(AsvRunError):
-    """A profile, regular expression or machine label that cannot be used."""
-
-
-class UnknownRangeError(AsvRunError):
-    """The commits do not exist, or the range holds none."""
-
-
-class AsvFailedError(AsvRunError):
-    """asv ended without writing results."""
+PROFILES: Final = ("quick", "history", "full")
+UNDIVIDED: Final = (
+    "history"  # a commit takes a minute, and each call of asv seconds before it starts
+)
+FOLDER: Final = Path(".asv")
+RESULTS: Final = FOLDER / "results"
+TELEMETRY: Final = RESULTS / "telemetry"
+CHECKOUT_LOCK: Final = FOLDER / "run.lock"
+CPU: Final = "cpu"
+MACHINE_LABEL: Final = re.compile(r"\w[\w.-]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +59,8 @@ class RunRequest:
     commits: str | None = None  # git range or revision; None = the checkout as it lies there
     bench: str | None = None  # regular expression over benchmark names
     machine: str | None = None  # label; None = the one this checkout used before, or the host name
+    time_limit_s: float | None = None  # start nothing that would not end within; None = no limit
+    restart: bool = False  # measure again what an unfinished run of the same command has
 
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:
@@ -76,6 +73,8 @@ class RunRequest:
                 f"machine: expected letters, digits, '.', '_' and '-', got {self.machine!r} "
                 "(it names a folder of results)"
             )
+        if self.time_limit_s is not None and not self.time_limit_s > 0:
+            raise RequestError(f"time limit: expected more than 0 s, got {self.time_limit_s}")
         try:
             re.compile(self.bench or "")
         except re.error as error:
@@ -92,98 +91,114 @@ class AsvRun:
     sidecar_dir: Path
     run_id: str
     commits: tuple[str, ...]  # oldest first, 40 hex digits
-    exit_status: int  # asv's: 0, or 2 where a benchmark failed
-    failed: tuple[str, ...]  # "<commit, 8 digits> <benchmark>(<params>)"
+    failed: tuple[str, ...]  # "<commit, 8 digits> <benchmark>(<params>)", of earlier calls too
+    num_measured: int  # units measured by this call
+    num_kept: int  # units that an unfinished run of the same command had measured
+    left: str | None  # what the time limit left for the next call, in words
+    findings: tuple[str, ...]  # the doctor's, as stored with the run
 
 
-def run_asv(request: RunRequest, *, echo: Callable[[str], None] | None = None) -> AsvRun:
-    """Run asv for each commit in turn and say what came of it.
+def run_asv(
+    request: RunRequest,
+    *,
+    echo: Callable[[str], None] = lambda _: None,
+    on_results: Callable[[], None] = lambda: None,
+) -> AsvRun:
+    """Run asv for each commit in turn, a unit at a time, and say what came of it.
 
     Parameters
     ----------
     request : RunRequest
-    echo : callable, optional
-        Called with each line asv prints, as it prints it.
+    echo : called with each line for the user: what asv prints, as it prints it, and how far we are
+    on_results : called whenever asv has written results, so that no later end loses them
 
     Raises
     ------
     NotACheckoutError, UnknownRangeError
         The request names a folder or commits that do not exist; nothing ran.
     AsvFailedError
-        asv gave up before it wrote results.
+        asv gave up before it wrote results, whatever it was asked for.
     RequestError
         No benchmark matches.
     """
-    root = _checkout(request.root)
-    commits = _commits(root, request.commits)
+    root = checkout(request.root)
+    commits = commits_of(root, request.commits)
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{uuid4().hex[:8]}"
-    sidecar_dir = root / RESULTS / "telemetry"
-    status, failed = OK, list[str]()
-    for commit in commits:
-        environ = _environ(request, run_id, commit, sidecar_dir)
-        started_ms = time.time() * 1e3
-        with _engine_of(root, commit, isolated=request.commits is not None) as source:
-            environ["ASV_PYTHONPATH"] = str(source)
-            status = max(status, _asv(root, _arguments(request, commit), environ, echo))
-        cases = failed_cases(root / RESULTS, commit, started_ms)
-        failed += [f"{commit[:8]} {case}" for case in cases]
-    return AsvRun(root / RESULTS, sidecar_dir, run_id, commits, status, tuple(failed))
-
-
-def _checkout(root: Path) -> Path:
-    """Return the root, resolved; refuse a folder that asv could not run in."""
-    root = root.resolve()
-    if not (root / "asv.conf.json").is_file() or not (root / ".git").exists():
-        raise NotACheckoutError(
-            f"checkout: expected a git checkout with an asv.conf.json, got {root} "
-            "(benchmarks are run from their repository)"
+    with _locked(root, echo) as place:
+        if num_stale := remove_stale_worktrees(root):
+            echo(f"removed {count_text(num_stale, 'worktree')} of a run that was killed")
+        findings = _examined(root, request, run_id, place.device, echo)
+        measuring = Measuring(
+            root=root,
+            results_dir=root / RESULTS,
+            environ=_environ(request, run_id, root / TELEMETRY) | place.environ,
+            locks=place.locks,
+            journal=_journal(root, request, place.device, echo),
+            progress=Progress(
+                Durations.open(root / FOLDER, f"{request.profile} {place.device}"),
+                num_commits=len(commits),
+                time_limit_s=request.time_limit_s,
+                echo=echo,
+            ),
+            bench=request.bench,
+            is_isolated=request.commits is not None,
+            is_divided=request.profile != UNDIVIDED,
+            on_results=on_results,
         )
-    return root
+        measuring.measure(commits, run_id)
+    return AsvRun(
+        results_dir=root / RESULTS,
+        sidecar_dir=root / TELEMETRY,
+        run_id=run_id,
+        commits=commits,
+        failed=tuple(measuring.failed),
+        num_measured=measuring.progress.num_measured,
+        num_kept=measuring.progress.num_kept,
+        left=measuring.left,
+        findings=findings,
+    )
 
 
-def _commits(root: Path, text: str | None) -> tuple[str, ...]:
-    """Return the full hashes of a revision or a range, oldest first."""
-    if text is None:
-        return (_git_lines(root, "rev-parse", "--verify", "HEAD")[0],)
-    is_range = ".." in text or text.endswith(("^!", "^@"))
-    try:
-        if is_range:
-            found = _git_lines(
-                root, "rev-list", "--first-parent", "--reverse", "--end-of-options", text, "--"
-            )
-        else:
-            revision = f"{text}^{{commit}}"
-            found = _git_lines(root, "rev-parse", "--verify", "--end-of-options", revision)[-1:]
-    except subprocess.CalledProcessError as error:
-        raise UnknownRangeError(
-            f"commits: expected a revision or a range of this repository, got {text!r} "
-            f"(git: {_last_line(error.stderr)})"
-        ) from error
-    if not found:
-        raise UnknownRangeError(f"commits: expected at least one commit, got none in {text!r}")
-    return tuple(found)
+def _examined(
+    root: Path, request: RunRequest, run_id: str, device: str, echo: Callable[[str], None]
+) -> tuple[str, ...]:
+    """Have the doctor look before anything runs, and store what it found with the run."""
+    findings = findings_of(root)
+    record = RunRecord(
+        run_id, request.profile, request.commits, request.bench, request.machine, device
+    )
+    write_record(root / TELEMETRY, record, findings)
+    lines = tuple(finding.line for finding in findings)
+    for line in lines:
+        echo(f"doctor: {line}")
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a run measures."""
+
+    device: str  # the GPU's UUID, or "cpu"
+    environ: dict[str, str]  # what makes the benchmarks use it
+    locks: tuple[int, ...]
 
 
 @contextmanager
-def _engine_of(root: Path, commit: str, *, isolated: bool) -> Iterator[Path]:
-    """Yield a folder whose engine is the commit's: its own worktree, or the checkout itself."""
-    if not isolated:
-        yield root
-        return
-    worktree = root / WORKTREES / f"{commit[:12]}-{uuid4().hex[:8]}"
-    worktree.parent.mkdir(parents=True, exist_ok=True)
-    _git_lines(root, "worktree", "add", "--quiet", "--detach", str(worktree), commit)
-    try:
-        yield worktree
-    finally:
-        _git_lines(root, "worktree", "remove", "--force", str(worktree))
+def _locked(root: Path, echo: Callable[[str], None]) -> Iterator[_Place]:
+    """Hold the checkout, whose result files asv writes over, and the device."""
+    with chosen_gpu(os.environ) as gpu:
+        device, environ = (CPU, {}) if gpu is None else (gpu.uuid, {VISIBLE: gpu.visible})
+    with (
+        held(root / CHECKOUT_LOCK, f"the checkout {root}", echo) as one,
+        held(device_lock(device), f"the device {device}", echo) as other,
+    ):
+        yield _Place(device, environ, (one, other))
 
 
-def _environ(request: RunRequest, run_id: str, commit: str, sidecar_dir: Path) -> dict[str, str]:
+def _environ(request: RunRequest, run_id: str, sidecar_dir: Path) -> dict[str, str]:
     """Return the environment that tells the benchmark processes what asv does not."""
     told = {
         "DDTREE_BENCH_RUN_ID": run_id,
-        "DDTREE_BENCH_COMMIT": commit,
         "DDTREE_BENCH_PROFILE": request.profile,
         "DDTREE_BENCH_SIDECAR_DIR": str(sidecar_dir),
     }
@@ -192,68 +207,24 @@ def _environ(request: RunRequest, run_id: str, commit: str, sidecar_dir: Path) -
     return {**os.environ, **told}
 
 
-def _arguments(request: RunRequest, commit: str) -> list[str]:
-    """Return asv's arguments; the machine file and its label are the asv plugin's business."""
-    bench = [] if request.bench is None else ["--bench", request.bench]
-    return [
-        "run",
-        "--environment",
-        f"existing:{sys.executable}",
-        "--set-commit-hash",
-        commit,
-        "--record-samples",
-        "--launch-method",
-        "spawn",
-        "--show-stderr",
-        *bench,
-    ]
-
-
-def _asv(
-    root: Path,
-    arguments: list[str],
-    environ: Mapping[str, str],
-    echo: Callable[[str], None] | None,
-) -> int:
-    """Run asv to its end and return its exit status; refuse one that wrote no results."""
-    last = deque[str](maxlen=LAST_LINES)
-    with subprocess.Popen(  # noqa: S603 - no shell; user text is one argument each
-        [sys.executable, "-m", "asv", *arguments],
-        cwd=root,
-        env=dict(environ),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        for line in process.stdout or ():
-            text = line.rstrip("\n")
-            if text.strip():
-                last.append(text.strip(" ·"))
-            if echo is not None:
-                echo(text)
-    if process.returncode not in (OK, SOME_FAILED):
-        if last and last[-1] == NOTHING_SELECTED:
-            raise RequestError(
-                "bench: expected a regular expression that matches, got none that does"
-            )
-        raise AsvFailedError(
-            f"asv run: expected exit status {OK} or {SOME_FAILED}, got {process.returncode} "
-            f"(asv: {last[-1] if last else 'no output'})"
+def _journal(root: Path, request: RunRequest, device: str, echo: Callable[[str], None]) -> Journal:
+    """Open what an unfinished run of the same command, on the same code and device, has left."""
+    command = {
+        "profile": request.profile,
+        "commits": request.commits,
+        "bench": request.bench,
+        "machine": request.machine,
+        "device": device,
+        "python": sys.executable,
+        "code": code_digest(root, with_engine=request.commits is None),
+    }
+    journal = Journal.open(root / FOLDER, command, root / RESULTS)
+    if request.restart:
+        journal.forget()
+    if journal.entries:
+        began = min(entry.started_ms for entry in journal.entries.values()) / 1e3
+        echo(
+            f"going on with the run of {datetime.fromtimestamp(began, UTC):%Y-%m-%d %H:%M} UTC, "
+            "which did not end: what it measured is kept (--restart measures all again)"
         )
-    return process.returncode
-
-
-def _git_lines(root: Path, *arguments: str) -> list[str]:
-    git = shutil.which("git")
-    if git is None:
-        raise AsvRunError("git: expected it on the path, got none (commits are read with it)")
-    outcome = subprocess.run(  # noqa: S603 - no shell; user text comes after --end-of-options
-        [git, "-C", str(root), *arguments], capture_output=True, text=True, check=True
-    )
-    return outcome.stdout.splitlines()
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1].removeprefix("fatal: ") if lines else "no message"
+    return journal

@@ -15,6 +15,7 @@ from dashboard.cli_dashboard import dashboard
 from dashboard.cli_db import db
 from dashboard.cli_detect import detect
 from dashboard.cli_diagnose import diagnose
+from dashboard.cli_doctor import doctor
 from dashboard.cli_exit import Group
 from dashboard.cli_ingest import ingest
 from dashboard.cli_run import run
@@ -45,7 +46,7 @@ def main(ctx: click.Context, url: str) -> None:
     ctx.obj = App(url)
 
 
-for _command in (comment, compare, dashboard, db, detect, diagnose, ingest, run):
+for _command in (comment, compare, dashboard, db, detect, diagnose, doctor, ingest, run):
     main.add_command(_command)
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
-from dashboard.asv_runs import AsvFailedError, AsvRunError
+from dashboard.asv_errors import AsvFailedError, AsvRunError
 from dashboard.github_errors import GitHubInputError, GitHubServiceError
 from dashboard.words import case_name
 from db.compare import Verdict

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
-from sqlalchemy.orm import Session
+from sqlalchemy import update
 
-from dashboard.asv_runs import PROFILES, AsvRun, RunRequest, run_asv
+from dashboard.asv_runs import PROFILES, RESULTS, AsvRun, RunRequest, run_asv
 from dashboard.cli_base import App, pass_app
-from dashboard.cli_exit import FailedBenchmarksError, RefusedResultsError
+from dashboard.cli_exit import FailedBenchmarksError, MissingResultsError, RefusedResultsError
 from dashboard.terminal import console, print_comparison, print_report
 from db.compare import compare
-from db.ingest import ingest
+from db.errors import UnknownCommitError
+from db.ingest import IngestReport, ingest
+from db.models import Run
 from db.queries import case_results
 from db.queries import commits as stored_commits
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
+    from sqlalchemy.orm import Session
 
 FIRST_RUN: Final = (
     "nothing earlier was measured on this machine, so its cases can only be new, failed or "
@@ -37,37 +43,71 @@ FIRST_RUN: Final = (
 @click.option("--commits", metavar="RANGE", help="As git names it. Default: the checkout as it is.")
 @click.option("--bench", metavar="REGEX", help="Only benchmarks whose name matches.")
 @click.option("--machine", metavar="NAME", help="The stable label of this machine.")
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="MINUTES",
+    help="Begin no benchmark that would not end in time; the same command goes on.",
+)
+@click.option("--restart", is_flag=True, help="Measure again what an unfinished run has.")
 @pass_app
-def run(
-    app: App, profile: str, commits: str | None, bench: str | None, machine: str | None
-) -> None:
+def run(app: App, /, *, time_limit: float | None, **options: Any) -> None:  # noqa: ANN401 - click's
     """Measure this checkout or a range of its commits with asv, and store the results.
 
-    Each commit is compared with the newest earlier one measured on the same machine; a regression
-    is reported, not an error. Exit status 4 means that a benchmark failed.
+    One benchmark after the other, each stored when it ends: a run that was killed goes on where it
+    stopped when the same command is given again. Each commit is compared with the newest earlier
+    one measured on the same machine; a regression is reported, not an error. Exit status 4 means
+    that a benchmark failed or that the time limit left some.
 
     Example: ddtree-bench run --profile full --commits main~5..main --machine blackwell
     """
-    request = RunRequest(Path.cwd(), profile, commits, bench, machine)
-    measured = run_asv(request, echo=lambda line: click.echo(line, err=True))
-    to = console()
-    with app.engine(must_exist=False) as engine:
-        report = ingest(engine, [measured.results_dir], repository=request.root)
-        print_report(to, report)
-        with Session(engine) as session:
-            for commit in measured.commits:
-                for label in _machines(session, measured, commit):
-                    _print_verdicts(to, session, commit, label)
+    limit_s = None if time_limit is None else 60 * time_limit
+    request = RunRequest(Path.cwd(), time_limit_s=limit_s, **options)
+    reports: list[IngestReport] = []
+
+    def store() -> None:
+        with app.engine(must_exist=False) as engine:
+            results = [request.root / RESULTS]
+            reports.append(ingest(engine, results, repository=request.root))
+
+    measured = run_asv(request, echo=lambda line: click.echo(line, err=True), on_results=store)
+    if not reports:
+        store()
+    to, report = console(), _summed(reports)
+    print_report(to, report)
+    with app.reading() as session:
+        _store_findings(session, measured)
+        for commit in measured.commits:
+            for label in _machines(session, measured, commit):
+                _print_verdicts(to, session, commit, label)
     if report.refused:
         raise RefusedResultsError(report.refused)
     if measured.failed:
         raise FailedBenchmarksError(measured.failed)
+    if measured.left is not None:
+        raise MissingResultsError(f"time limit: {measured.left} left; the same command goes on")
+
+
+def _summed(reports: Sequence[IngestReport]) -> IngestReport:
+    """Give the last report, which read everything, with what the earlier ones found new."""
+    last, earlier = reports[-1], sum(report.new_results for report in reports[:-1])
+    return replace(last, new_results=last.new_results + earlier, unchanged=last.unchanged - earlier)
+
+
+def _store_findings(session: Session, measured: AsvRun) -> None:
+    """Keep what the doctor found with the results that this call stored."""
+    ours = update(Run).where(Run.invocation == measured.run_id)
+    session.execute(ours.values(findings=list(measured.findings)))
+    session.commit()
 
 
 def _machines(session: Session, measured: AsvRun, commit: str) -> list[str]:
     """Return the machines of this checkout's results that have some of the commit."""
     here = {path.parent.name for path in measured.results_dir.glob("*/machine.json")}
-    stored = case_results(session, commit, include_dirty=True)
+    try:
+        stored = case_results(session, commit, include_dirty=True)
+    except UnknownCommitError:
+        return []  # the time limit left all of it
     return sorted(here & {result.key.machine for result in stored})
 
 

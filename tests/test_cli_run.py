@@ -8,9 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
+from dashboard.asv_runs import AsvRun
 from dashboard.cli_exit import ExitCode
-from tests.asv_trees import START_S, GitRepository
+from dashboard.cli_run import _store_findings
+from db.ingest import ingest
+from db.models import Run
+from tests.asv_trees import BENCHMARK, START_S, AsvTree, GitRepository, row
 
 ROOT = Path(__file__).parent.parent
 SUITE = """
@@ -88,6 +94,30 @@ def test_run_of_a_range_measures_each_commit(repository):
     assert done.returncode == ExitCode.OK, done.stderr
     assert f"2 new of 2 cases ({commits[0][:10]})" in done.stdout
     assert f"({commits[0][:10]} → {commits[1][:10]})" in done.stdout
+
+
+def test_findings_are_kept_with_the_results_of_their_run(engine, tmp_path):
+    tree = AsvTree(tmp_path).benchmark()
+    tree.results({BENCHMARK: row(0.01, started_at=START_S * 1000)})
+    tree.line(run_id="run-1")
+    ingest(engine, [tmp_path])
+    measured = AsvRun(
+        results_dir=tmp_path,
+        sidecar_dir=tmp_path,
+        run_id="run-1",
+        commits=(),
+        failed=(),
+        num_measured=1,
+        num_kept=0,
+        left=None,
+        findings=("noisy: load: expected an idle machine",),
+    )
+
+    with Session(engine) as session:
+        _store_findings(session, measured)
+
+    with Session(engine) as session:
+        assert session.scalars(select(Run.findings)).all() == [list(measured.findings)]
 
 
 def test_run_of_commits_that_do_not_exist_is_one_line(repository):

@@ -1,0 +1,118 @@
+"""The loop of a run: each commit, each of its units that is not finished yet."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dashboard.asv_commits import engine_of
+from dashboard.asv_errors import AsvFailedError, RequestError
+from dashboard.asv_journal import keep_results
+from dashboard.asv_process import Asv
+from dashboard.asv_results import failed_cases
+from dashboard.asv_units import declared, units_of, whole
+from dashboard.words import count_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from dashboard.asv_journal import Journal
+    from dashboard.asv_progress import Progress
+    from dashboard.asv_units import Unit
+
+
+@dataclass(slots=True)
+class Measuring:
+    """A run under way."""
+
+    root: Path
+    results_dir: Path
+    environ: Mapping[str, str]
+    locks: Sequence[int]
+    journal: Journal
+    progress: Progress
+    bench: str | None
+    is_isolated: bool  # each commit in a worktree of its own
+    is_divided: bool  # into units; else a commit is one call of asv
+    on_results: Callable[[], None]
+    failed: list[str] = field(default_factory=list)
+    left: str | None = None  # by the time limit, in words
+    _gave_up: list[AsvFailedError] = field(default_factory=list)
+    _has_matches: bool = False
+
+    def measure(self, commits: Sequence[str], run_id: str) -> None:
+        """Measure what is not finished; forget the journal once nothing is left."""
+        for number, commit in enumerate(commits):
+            if self.left is not None:
+                self.left += f" and {count_text(len(commits) - number, 'commit')}"
+                break
+            if not self.journal.is_complete(commit):
+                self._measure_commit(number, commit, run_id)
+            self._count(commit)
+        if self._gave_up and not (self.progress.num_measured or self.progress.num_kept):
+            raise self._gave_up[-1]
+        if not self._has_matches and self.left is None:
+            self.journal.forget()
+            raise RequestError(
+                "bench: expected a regular expression that matches, got none that does"
+            )
+        if self.left is None and not self._gave_up:
+            self.journal.forget()
+
+    def _measure_commit(self, number: int, commit: str, run_id: str) -> None:
+        environ = {**self.environ, "DDTREE_BENCH_COMMIT": commit}
+        with engine_of(self.root, commit, isolated=self.is_isolated) as source:
+            environ["ASV_PYTHONPATH"] = str(source)
+            asv = Asv(self.root, commit, environ, self.locks, self.progress.echo)
+            try:
+                units = self._units(asv)
+            except AsvFailedError as error:
+                self._give_up(commit, error)
+                return
+            todo = [unit for unit in units if not self.journal.has(commit, unit)]
+            self.progress.num_kept += len(units) - len(todo)
+            for place, unit in enumerate(todo):
+                if not self.progress.has_time_for(unit):
+                    self.left = f"{count_text(len(todo) - place, 'benchmark')} of {commit[:8]}"
+                    return
+                self.progress.tell(number, commit, units, units.index(unit))
+                self._measure_unit(asv, unit, run_id)
+        if all(self.journal.has(commit, unit) for unit in units):
+            self.journal.complete(commit, run_id)
+
+    def _units(self, asv: Asv) -> list[Unit]:
+        if not self.is_divided:
+            return [whole(self.bench)]
+        asv.discover()
+        return units_of(declared(self.results_dir), self.bench)
+
+    def _measure_unit(self, asv: Asv, unit: Unit, run_id: str) -> None:
+        started_s = time.monotonic()
+        keep_results(self.root / ".asv", self.results_dir, asv.commit)
+        entry = self.journal.begin(asv.commit, unit, run_id)
+        try:
+            asv.run(unit.patterns)
+        except RequestError:
+            return  # an undivided commit of which nothing matches
+        except AsvFailedError as error:
+            self._give_up(asv.commit, error, unit)
+            return
+        seconds = time.monotonic() - started_s
+        among = unit.cases if unit.benchmarks else None
+        cases = failed_cases(self.results_dir, asv.commit, entry.started_ms, among)
+        self.journal.end(entry, seconds, cases)
+        self.progress.measured(unit, seconds)
+        self.on_results()
+
+    def _give_up(self, commit: str, error: AsvFailedError, unit: Unit | None = None) -> None:
+        """Go on with the rest; the journal stays, so the same command tries this again."""
+        self._gave_up.append(error)
+        self.failed.append(f"{commit[:8]} {unit.label if unit else 'all benchmarks'}: {error}")
+
+    def _count(self, commit: str) -> None:
+        """Add what is known of a commit once its units are done, or were before."""
+        entries = self.journal.of_commit(commit)
+        self._has_matches = self._has_matches or bool(entries)
+        self.failed += [f"{commit[:8]} {case}" for entry in entries for case in entry.failed]
