@@ -157,6 +157,22 @@ def test_of_scores_far_apart_the_largest_takes_all(device, backend):
     assert (lse[~seen] == -torch.inf).all()
 
 
+@every_run
+def test_a_row_that_is_broken_is_not_hidden(device, backend):
+    widths = {"value_dim": 512, "rope_dim": 64} if device == "cuda" else {}
+    case = TreeAttentionCase("", "", (600, 70), (bush(9, 1), chain(4)), page_size=16, **widths)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    arguments = OP.inputs(case, device=device, dtype=dtype)
+    arguments["kv_pages"][arguments["page_table"][0, 300 // 16], 300 % 16, 3] = torch.nan
+
+    out, lse = call(backend, arguments)
+
+    assert out[0].isnan().any(-1).all()
+    assert lse[0].isnan().all()
+    assert not out[1].isnan().any()
+    assert not lse[1].isnan().any()
+
+
 @not_interpreted
 @pytest.mark.parametrize("num_splits", [0, -1, 65536, 2**31])
 def test_numbers_of_splits_no_grid_has_are_refused(num_splits):

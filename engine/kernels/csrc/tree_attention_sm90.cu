@@ -281,7 +281,7 @@ __device__ __forceinline__ void matrix_wait() {
 
 // ---- the schedule --------------------------------------------------------------------------------
 
-// One sequence. Counts fit an int: 2^31 tiles of one block are 158 TB of rows.
+// One sequence. Counts fit an int: 2^31 tiles, whichever blocks copy them, are 158 TB of rows.
 struct Sequence {
   int index, context_len, tree_size;
   int tiles, blocks;  // tiles of an item, items
@@ -700,7 +700,7 @@ __device__ __forceinline__ void finish(const Params& p, const Piece& piece, Soft
   const float4 totals = *reinterpret_cast<const float4*>(exchange + 4 * thread);
   const float total = totals.x + totals.y + (totals.z + totals.w);
   const int packed = piece.row + thread, token = packed / p.H, head = packed - token * p.H;
-  const bool seen = total > 0.0f && token < piece.sequence.tree_size;
+  const bool seen = total != 0.0f && token < piece.sequence.tree_size;  // NaN is seen
   const float lse = seen ? (softmax.peaks[thread] + log2_fast(total)) * kLn2 : -kInfinity;
   bf16_bits* destination = nullptr;
   if (!piece.is_whole) {
@@ -1016,7 +1016,7 @@ extern "C" __global__ void __launch_bounds__(32 * kMostMergeWarps)
   __syncthreads();
   float all = 0.0f;
   for (int other = 0; other < warps; ++other) all += totals[other];
-  const float scale = all > 0.0f ? 1.0f / all : 0.0f;
+  const float scale = all != 0.0f ? 1.0f / all : 0.0f;
   for (int two = threadIdx.x; two < 128; two += blockDim.x) {
     float low = 0.0f, high = 0.0f;
     for (int other = 0; other < warps; ++other) {
@@ -1026,5 +1026,5 @@ extern "C" __global__ void __launch_bounds__(32 * kMostMergeWarps)
     reinterpret_cast<u32*>(out)[two] = pack_bf16(low * scale, high * scale);
   }
   if (blockIdx.y == 0 && threadIdx.x == 0)
-    *lse = all > 0.0f ? peak + log2_fast(all) * kLn2 : -kInfinity;
+    *lse = all != 0.0f ? peak + log2_fast(all) * kLn2 : -kInfinity;
 }

@@ -279,8 +279,9 @@ def walk(
                 peak, total, acc, VALUE_DIM, ROPE_DIM, SCORE_DIMS,
             )  # fmt: skip
 
-    # Rows that saw nothing: result 0, lse -inf, without a division by 0 or a logarithm of it.
-    seen = total > 0.0
+    # Rows that saw nothing: result 0, lse -inf, without a division by 0 or a logarithm of it. NaN
+    # is not 0: what was seen of it stays to be seen.
+    seen = total != 0.0
     divisor = tl.where(seen, total, 1.0)
     lse = tl.where(seen, (peak + tl.log2(divisor)) * LN_2, -float("inf"))
     return acc / divisor[:, None], lse

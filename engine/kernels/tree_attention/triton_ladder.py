@@ -176,7 +176,7 @@ def ladder_merge_kernel(
         acc = acc * decay[:, None] + tl.sum(weights[:, :, None] * partial_out, 1)
         peak = new_peak
 
-    seen = total > 0.0
+    seen = total != 0.0  # true of NaN
     divisor = tl.where(seen, total, 1.0)
     lse = tl.where(seen, peak + tl.log2(divisor) * tiles.LN_2, -float("inf"))
     head, token, sequence = rows % H, rows // H % T, rows // H // T

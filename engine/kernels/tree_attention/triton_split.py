@@ -147,7 +147,8 @@ def walk_once(
             q_value, q_rope, values, rope, hidden, scale, peak, total, acc
         )
 
-    seen = token_live & (total > 0.0)  # rows that saw nothing: result 0, lse -inf
+    # Rows that saw nothing: result 0, lse -inf. NaN is not 0: what was seen of it stays to be seen.
+    seen = token_live & (total != 0.0)
     divisor = tl.where(seen, total, 1.0)
     lse = tl.where(seen, (peak + tl.log2(divisor)) * tiles.LN_2, -float("inf"))
     return tl.where(seen[:, None], acc / divisor[:, None], 0.0), lse
@@ -254,7 +255,7 @@ def merge_kernel(
         acc = acc * decay[:, None] + tl.sum(weights[:, :, None] * partial_out, 1)
         peak = new_peak
 
-    seen = total > 0.0
+    seen = total != 0.0  # true of NaN
     divisor = tl.where(seen, total, 1.0)
     lse = tl.where(seen, peak + tl.log2(divisor) * tiles.LN_2, -float("inf"))
     head, token, sequence = rows % H, rows // H % T, rows // H // T
