@@ -16,14 +16,15 @@ Bound by that read up to the knee of the machine, by arithmetic beyond it.
 Backends: `reference` (PyTorch, any dtype, any device), `triton_serial` and `triton_split`
 (float32, bfloat16 and float16; the architectures in `OP.archs`, or the CPU under
 TRITON_INTERPRET=1), `cuda` (CUDA C++ for Hopper: bfloat16, value_dim 512, rope_dim 64, rows that
-begin at multiples of 16 bytes; needs the extra `cuda`).
+begin at multiples of 16 bytes, a softmax_scale above 0; needs the extra `cuda`).
 
-A CUDA graph: a call can be captured, and replayed with other lengths, pages and masks in the same
-buffers. What a graph fixes is the bucket it stands for: N, T and the width of the page table. The
-number of splits is a function of these and of the machine (`default_num_splits`), not of the
-lengths, so that a graph whose table is as wide as the longest context of its bucket serves every
-step of the bucket; `workspace_size` says what to allocate for it. `cuda` has no such number: its
-blocks cut the work themselves, by the lengths they find.
+A CUDA graph: a call can be captured, once one like it was made outside, which compiles and loads
+the kernels, and replayed with other lengths, pages and masks in the same buffers. What a graph
+fixes is the bucket it stands for: N, T and the width of the page table. The number of splits is a
+function of these and of the machine (`default_num_splits`), not of the lengths, so that a graph
+whose table is as wide as the longest context of its bucket serves every step of the bucket;
+`workspace_size` says what to allocate for it. `cuda` has no such number: its blocks cut the work
+themselves, by the lengths they find.
 
 A chunk of a prompt is a tree that is one chain, so prefill is the same call: T is not bounded by
 the trees that are drafted, only the words of the mask grow with it.
@@ -182,7 +183,7 @@ def tree_attention(
     Returns
     -------
     out, lse
-        Rows that see nothing and padding rows are 0 with lse -inf.
+        Rows that see nothing and padding rows are 0 with lse -inf; those that see NaN are NaN.
 
     Raises
     ------
