@@ -1,7 +1,8 @@
 """Every kernel of the op table compiles without a GPU for each machine it declares, and fits it.
 
 The op table is walked: what its backends launch for its production cases in bfloat16 and float32,
-on each of their architectures. Without `--exhaustive` pages of 1, 64 and 128 rows stand for all.
+on each of their architectures. Without `--exhaustive` pages of 1, 64 and 128 rows stand for all,
+and of grouped experts the fewest tokens and the most.
 Shared memory is what a launch asks for and what the cubin says, the stack is the cubin's.
 Kernels that no backend lists are looked for in the sources.
 """
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 import engine.kernels
-from engine.kernels import OPS, Kernel
+from engine.kernels import OPS, GroupedExpertsCase, Kernel
 
 triton = pytest.importorskip("triton")  # comes with the package on Linux
 
@@ -41,6 +42,7 @@ SPILLS = {
     },
 }
 EXHIBITS = ("triton_serial", "ladder")  # measured, not served
+EXPERTS_IN_SHORT = ("rank-int4-1024", "rank-plain-1")  # most and fewest tokens
 PACKAGE = Path(engine.kernels.__file__).parent
 CUDA_KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)")
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -68,6 +70,8 @@ def listed_kernels(*, is_exhaustive):
 
 def in_short(name, case, dtype):
     """Whether the run without `--exhaustive` takes this backend, case and dtype."""
+    if isinstance(case, GroupedExpertsCase):
+        return dtype == torch.bfloat16 and case.name in EXPERTS_IN_SHORT
     if name in EXHIBITS or dtype == torch.float32:
         is_both = name in EXHIBITS and dtype == torch.float32
         return case.page_size == 1 and not case.hybrid and not is_both

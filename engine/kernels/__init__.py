@@ -8,6 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.kernels.grouped_experts import OP as _GROUPED_EXPERTS
+from engine.kernels.grouped_experts import (
+    GroupedExpertsCase,
+    experts_programs,
+    experts_workspace_size,
+    grouped_experts,
+)
 from engine.kernels.op import Binary, Case, Cost, Kernel, Op, Tolerance
 from engine.kernels.tree_attention import OP as _TREE_ATTENTION
 from engine.kernels.tree_attention import (
@@ -19,18 +26,22 @@ from engine.kernels.tree_attention import (
 )
 from engine.kernels.tree_attention.ladder import ladder_attention, ladder_programs
 
-OPS: dict[str, Op[Any]] = {op.name: op for op in (_TREE_ATTENTION,)}
+OPS: dict[str, Op[Any]] = {op.name: op for op in (_TREE_ATTENTION, _GROUPED_EXPERTS)}
 
 __all__ = [
     "OPS",
     "Binary",
     "Case",
     "Cost",
+    "GroupedExpertsCase",
     "Kernel",
     "Op",
     "Tolerance",
     "TreeAttentionCase",
     "default_num_splits",
+    "experts_programs",
+    "experts_workspace_size",
+    "grouped_experts",
     "ladder_attention",
     "ladder_programs",
     "launched_programs",

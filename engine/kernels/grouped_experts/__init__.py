@@ -1,0 +1,225 @@
+"""Routed experts of M tokens: gate and up, SiLU, down, weighted sum.
+
+For row m, with e = expert_ids[m, k] for each of its K choices::
+
+    h[m, k] = silu(gate[e] x[m]) * (up[e] x[m])                       [I]
+    y[m]    = Σ_k expert_weights[m, k] * (down[e] h[m, k])            [hidden]
+
+A choice of -1 is none. A kernel of our own because at the few rows of a verify pass the step's
+time is that of streaming weights: those of every expert that is hit, 3 * I * hidden numbers each,
+have to be read, once for all of its tokens. Bound by that read while experts have few tokens, by
+arithmetic beyond it.
+
+Weights are taken as they are stored: plain numbers of the rows' dtype, int4 in groups of an
+output's inputs (compressed-tensors: eight values in an int32, the first lowest, 8 stands for 0),
+or fp8 in blocks. A product of value and scale is rounded once, to the scale's dtype.
+
+Backends: `reference` (PyTorch, any dtype, any device; fp8 too), `triton` (float32, bfloat16 and
+float16 rows, plain or int4 weights; the architectures in `OP.archs`, or the CPU under
+TRITON_INTERPRET=1).
+
+A CUDA graph: a call of `triton` can be captured and replayed with any rows, choices and weights
+of them in the same buffers: grids and memory follow from the shapes alone. Rows that a bucket of
+the graph has and a step lacks choose -1 and cost nothing.
+
+Source: arXiv 2412.19437 §2.1.2 (the experts), vllm-project/compressed-tensors (the packing).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import BackendError
+from engine.kernels.grouped_experts.cases import (
+    CASES,
+    PRODUCTION,
+    GroupedExpertsCase,
+    cost,
+    inputs,
+    tolerance,
+)
+from engine.kernels.grouped_experts.problem import Problem, pose
+from engine.kernels.grouped_experts.reference import run as _run_reference
+from engine.kernels.op import Backend, Build, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from engine.kernels.op import Kernel
+
+__all__ = [
+    "OP",
+    "GroupedExpertsCase",
+    "experts_programs",
+    "experts_workspace_size",
+    "grouped_experts",
+]
+
+_TRITON_ARCHS = (90, 100, 120)
+
+
+def _later(function: str) -> Callable[..., Any]:
+    """Return a function of the Triton backend, which the first call imports."""
+
+    def call(*arguments: Any) -> Any:
+        found = import_module("engine.kernels.grouped_experts.triton_grouped")
+        return getattr(found, function)(*arguments)
+
+    return call
+
+
+_BACKENDS: dict[str, Backend] = {
+    "reference": Backend(run=_run_reference),
+    "triton": Backend(
+        run=_later("run"),
+        build=Build(_TRITON_ARCHS, _later("kernels")),
+        programs=_later("programs"),
+        workspace_size=_later("workspace_size"),
+    ),
+}
+
+
+def grouped_experts(
+    x: Tensor,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    *,
+    gate_scale: Tensor | None = None,
+    up_scale: Tensor | None = None,
+    down_scale: Tensor | None = None,
+    block: tuple[int, int] | None = None,
+    num_splits: int | None = None,
+    backend: str,
+    out: Tensor | None = None,
+    workspace: Tensor | None = None,
+) -> Tensor:
+    """Sum the chosen experts of every row.
+
+    Nothing is cast, copied or read back to the host (the reference reads which experts are hit),
+    so that a call can be captured in a CUDA graph.
+
+    Parameters
+    ----------
+    x : [M, hidden] float16, bfloat16, float32 or float64, last dim contiguous
+        Rows whose choices are all -1 never matter.
+    expert_ids : [M, K] int32 or int64
+        0..E - 1, or -1 for no expert; an expert may stand twice in a row. The reference refuses
+        others, which `triton` takes for none.
+    expert_weights : [M, K] float32 (float64 for float64 rows)
+        Factors of the experts' results; those of no expert never matter.
+    gate, up : [E, I, hidden] of x's dtype or float8_e4m3fn, or [E, I, hidden / 8] int32
+        Last dim contiguous. Experts that no row chose are not read.
+    down : [E, hidden, I], or [E, hidden, I / 8] int32
+        Stored as gate and up are.
+    gate_scale, up_scale, down_scale : [E, outputs, inputs / group size], optional
+        Scales of int4 weights, bfloat16, float16 or float32; of fp8 ones one float32 for each
+        block. None beside plain weights.
+    block : (int, int), optional
+        Outputs and inputs of a block of fp8 weights; None otherwise.
+    num_splits : int, optional
+        Parts that `hidden` is divided into where few programs would run, for `triton`; chosen by
+        shapes and machine if None.
+    backend : str
+        Name in `OPS["grouped_experts"].implementations`.
+    out : [M, hidden], dtype of x, last dim contiguous, optional
+        Written (mutated) and returned; allocated if absent. Must not overlap x.
+    workspace : [≥ experts_workspace_size] float32, contiguous, optional
+        Scratch of `triton` (mutated); allocated if absent.
+
+    Returns
+    -------
+    out
+        Rows without any expert are 0.
+
+    Raises
+    ------
+    ShapeError
+        A tensor's shape, dtype, device or layout is not as above.
+    BackendError
+        The backend is unknown, cannot run here, or was given an argument it has no use for.
+    """
+    run = _backend(backend).run
+    problem = pose(
+        x,
+        expert_ids,
+        expert_weights,
+        gate,
+        up,
+        down,
+        gate_scale=gate_scale,
+        up_scale=up_scale,
+        down_scale=down_scale,
+        block=block,
+        num_splits=num_splits,
+        out=out,
+        workspace=workspace,
+    )
+    if len(x):
+        run(problem)
+    return problem.out
+
+
+def experts_programs(*operands: Tensor, backend: str, **arguments: Any) -> int:
+    """Count the programs of the kernel that reads gate and up, for a call with these arguments.
+
+    The reference has no such kernel, which is a BackendError.
+    """
+    count = _given(backend, "launched programs", _backend(backend).programs)
+    return int(count(_problem(*operands, **arguments)))
+
+
+def experts_workspace_size(*operands: Tensor, backend: str, **arguments: Any) -> int:
+    """Return the float32 numbers a call with these arguments needs as its workspace.
+
+    A function of shapes, dtypes and machine. A backend that takes none is a BackendError.
+    """
+    size = _given(backend, "workspace", _backend(backend).workspace_size)
+    return int(size(_problem(*operands, **arguments)))
+
+
+def _kernels(name: str, arch: int, **arguments: Any) -> tuple[Kernel, ...]:
+    """Return what a backend launches on an architecture for these arguments."""
+    build: Build = _given(name, "kernels", _backend(name).build)
+    return build.kernels(_problem(**arguments), arch)
+
+
+def _backend(name: str) -> Backend:
+    found = _BACKENDS.get(name)
+    if found is None:
+        raise BackendError(f"moe backend: expected one of {', '.join(_BACKENDS)}, got {name!r}")
+    return found
+
+
+def _given(backend: str, what: str, part: Any) -> Any:
+    """Return the part of a backend, or refuse one that has no such thing."""
+    if part is None:
+        raise BackendError(f"{what}: expected a backend that has such, got {backend!r}")
+    return part
+
+
+def _problem(*operands: Tensor, **arguments: Any) -> Problem:
+    """Check the arguments of a call of which the optional ones may be left out."""
+    scales = ("gate_scale", "up_scale", "down_scale", "block")
+    options: dict[str, Any] = dict.fromkeys((*scales, "num_splits", "out", "workspace"))
+    return pose(*operands, **(options | arguments))
+
+
+OP: Op[GroupedExpertsCase] = Op(
+    name="grouped_experts",
+    reference=partial(grouped_experts, backend="reference"),
+    implementations={name: partial(grouped_experts, backend=name) for name in _BACKENDS},
+    archs={name: backend.build.archs for name, backend in _BACKENDS.items() if backend.build},
+    kernels=_kernels,
+    cases=CASES,
+    production=PRODUCTION,
+    inputs=inputs,
+    cost=cost,
+    tolerance=tolerance,
+)
