@@ -38,6 +38,7 @@ from engine.sampling import Sampling, check_integer
 from engine.target import Target
 from engine.trace import StepRecord, TraceHead, TraceWriter
 from engine.tree_text import TextStream, quoted, tree_lines
+from engine.verify import Backends
 from engine.weights import load_drafter, load_target
 
 USAGE_ERROR = 2
@@ -227,7 +228,7 @@ def _models(options: argparse.Namespace, prompt: Sequence[int]) -> tuple[Target,
     if options.regime is None:
         return target, drafter
     ahead = options.max_new_tokens + drafter.config.block_size
-    known = record_continuation(target, prompt, ahead, attention_backend=options.backend)
+    known = record_continuation(target, prompt, ahead, backends=Backends(options.backend))
     return target, PlantedDrafter(drafter, [known], options.regime)
 
 

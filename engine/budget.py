@@ -33,6 +33,7 @@ class CostOrigin:
     torch_version: str
     dtype: str
     attention_backend: str
+    moe_backend: str
     page_size: int
     cache_layout: str
     model: str  # what tells this target and drafter from others

@@ -6,10 +6,9 @@ the dataclass. This module knows nothing about tensors, devices or files.
 """
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 
-from engine.errors import BackendError, BudgetError, ConfigError
+from engine.errors import BudgetError, ConfigError
 
 PAGE_SIZES = (1, 16, 32, 64, 128)
 MODES = ("ddtree", "dflash", "ar")
@@ -28,15 +27,6 @@ def check_node_budget(node_budget: int, *, least: int) -> None:
         raise BudgetError(
             f"node_budget: expected an integer in {least}..{MAX_NODE_BUDGET}, got {node_budget!r} "
             "(draft nodes, root excluded; the verify kernels are tiled up to this)"
-        )
-
-
-def check_backend(name: str, available: Collection[str]) -> None:
-    """Refuse an attention backend that is not `available` with a `BackendError` naming them."""
-    if not isinstance(name, str) or name not in available:
-        names = ", ".join(sorted(available))
-        raise BackendError(
-            f"attention_backend: expected one of {names}, got {name!r} (no silent fall-back)"
         )
 
 
@@ -322,8 +312,8 @@ class EngineConfig:
         Most keys a row of a full drafter layer sees; None = all. It changes commit lengths only.
     num_pages : int, optional
         Size of the pool. None lets it grow with what the batches need for `max_context`.
-    attention_backend : str
-        Checked where the implementations are known, see `check_backend`.
+    attention_backend, moe_backend : str
+        Implementations of `tree_attention` and `grouped_experts`, checked where these are known.
     """
 
     node_budget: int = 16
@@ -337,6 +327,7 @@ class EngineConfig:
     cache_layout: str = "paged"
     prefix_reuse: bool = False
     drafter_context: int | None = None
+    moe_backend: str = "reference"
 
     def __post_init__(self) -> None:
         check_node_budget(self.node_budget, least=1)

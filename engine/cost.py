@@ -87,6 +87,7 @@ def cost_origin(target: Target, drafter: DraftModel | None, config: EngineConfig
         torch_version=str(torch.__version__),
         dtype=str(target.dtype).removeprefix("torch."),
         attention_backend=config.attention_backend,
+        moe_backend=config.moe_backend,
         page_size=config.page_size,
         cache_layout=config.cache_layout,
         model=hashlib.sha256(models.encode()).hexdigest()[:16],

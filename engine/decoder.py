@@ -22,7 +22,7 @@ from torch import Tensor
 
 from engine.batch import Snapshot, StepBatch, StepResult
 from engine.budget import CostTable, allot, tree_budget
-from engine.config import EngineConfig, check_backend
+from engine.config import EngineConfig
 from engine.cost import cost_origin
 from engine.device import upload
 from engine.draft_tree import (
@@ -35,14 +35,13 @@ from engine.draft_tree import (
 )
 from engine.drafter import DraftModel, TapRows, check_pair
 from engine.errors import ConfigError, RequestError, ShapeError
-from engine.kernels import OPS
 from engine.kv_cache import CacheShape, LatentCache
 from engine.observer import StageObserver, stage
 from engine.prefill import Prefill, check_prompts, check_stops, new_sequences
 from engine.sampling import GREEDY, Sampling, check_integer, choose_tokens, chosen_log_probs
 from engine.sequence import Generation, SequenceState
 from engine.target import Target
-from engine.verify import plan_pass
+from engine.verify import Backends, plan_pass
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +74,7 @@ class Engine:
     Raises
     ------
     BackendError
-        The attention backend does not exist.
+        A backend does not exist.
     ConfigError
         Drafter and target do not belong together, the mode or the budget policy lacks what it
         needs, or `max_context` exceeds the target's.
@@ -91,7 +90,7 @@ class Engine:
         page_fill: float | None = None,
         cost_table: CostTable | None = None,
     ) -> None:
-        check_backend(config.attention_backend, OPS["tree_attention"].implementations)
+        self.backends = Backends.of(config)
         _check_parts(target, drafter, config)
         _check_costs(target, drafter, config, cost_table)
         self.target = target
@@ -217,8 +216,7 @@ class Engine:
     @stage
     def verify(self, batch: StepBatch, trees: Sequence[DraftTree]) -> Verified:
         """Run the target over all trees and choose its token after every node."""
-        backend = self.config.attention_backend
-        rows = plan_pass(batch.cache, batch.seqs, trees, backend, scratch=batch.scratch)
+        rows = plan_pass(batch.cache, batch.seqs, trees, self.backends, scratch=batch.scratch)
         tap_ids = () if self.drafter is None else self.drafter.config.target_layer_ids
         passed = self.target.forward(rows, tap_ids)
         logits = self.target.head(passed.hidden)

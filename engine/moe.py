@@ -6,21 +6,21 @@
     choose the K experts with the largest s + bias, inside the best groups
     y = shared(x) + scaling * sum_k s_k / sum(s) * expert_k(x)
 
-The bias steers the choice only and never a weight (`noaux_tc`). Rows are gathered expert by
-expert, so each expert that is hit is read once; which experts are hit is read back to the host.
+The bias steers the choice only and never a weight (`noaux_tc`). What the chosen experts make of
+their rows is `grouped_experts`' business.
 Source: arXiv 2412.19437 section 2.1.2.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from engine.config import TargetConfig
+from engine.kernels import grouped_experts
 from engine.layers import SwiGlu, accumulation_dtype
-from engine.quantized import Weight
+from engine.quantized import Fp8BlockWeight, Int4GroupWeight, Weight
 
 GROUP_SCORE_EXPERTS = 2  # a group's score is the sum of its best two
 SCORE_SUM_EPS = 1e-20  # of the published model code: all chosen scores may vanish
@@ -74,24 +74,39 @@ class Moe:
     down_proj: Weight  # [E, hidden, I]
     shared: SwiGlu | None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Map `x` [M, hidden] to the same shape; on CUDA this reads the expert counts back."""
+    def __call__(self, x: Tensor, *, backend: str = "reference") -> Tensor:
+        """Map `x` [M, hidden] to the same shape; `backend` is that of `grouped_experts`."""
         routing = self.router(x)
-        routed = self._experts(x, routing)
+        gate, up, down = map(stored, (self.gate_proj, self.up_proj, self.down_proj))
+        routed = grouped_experts(
+            x,
+            routing.expert_ids,
+            routing.expert_weights,
+            gate.values,
+            up.values,
+            down.values,
+            gate_scale=gate.scale,
+            up_scale=up.scale,
+            down_scale=down.scale,
+            block=gate.block,
+            backend=backend,
+        )
         return routed if self.shared is None else routed + self.shared(x)
 
-    def _experts(self, x: Tensor, routing: Routing) -> Tensor:
-        """Sum the chosen experts of every row, visiting each expert that is hit once."""
-        num_experts, top_k = self.gate_proj.shape[0], routing.expert_ids.shape[1]
-        order = routing.expert_ids.flatten().argsort(stable=True)  # [M * K], grouped by expert
-        rows = order // top_k
-        weights = routing.expert_weights.flatten()[order].unsqueeze(1)
-        ends = routing.expert_ids.flatten().bincount(minlength=num_experts).cumsum(0).tolist()
-        out = torch.zeros_like(x, dtype=weights.dtype)
-        for expert, (start, end) in enumerate(pairwise([0, *ends])):
-            if start == end:
-                continue
-            mlp = SwiGlu(self.gate_proj[expert], self.up_proj[expert], self.down_proj[expert])
-            chosen = rows[start:end]  # distinct: a row chooses an expert at most once
-            out.index_add_(0, chosen, mlp(x[chosen]) * weights[start:end])
-        return out.to(x.dtype)
+
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """A weight in the words of `grouped_experts`."""
+
+    values: Tensor
+    scale: Tensor | None = None
+    block: tuple[int, int] | None = None  # of fp8; int4 says it by the shape of its scales
+
+
+def stored(weight: Weight) -> StoredWeight:
+    """Return the tensors a weight is kept in."""
+    if isinstance(weight, Fp8BlockWeight):
+        return StoredWeight(weight.values, weight.scale_inv, weight.block)
+    if isinstance(weight, Int4GroupWeight):
+        return StoredWeight(weight.packed, weight.scale)
+    return StoredWeight(weight)

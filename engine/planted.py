@@ -17,7 +17,7 @@ from engine.errors import ConfigError, RequestError
 from engine.kv_cache import CacheShape, LatentCache
 from engine.sampling import GREEDY, choose_tokens
 from engine.target import Target, check_tokens
-from engine.verify import append_chain
+from engine.verify import REFERENCE, Backends, append_chain
 
 PLANT_MARGIN = 64.0  # above a row's largest logit: in float32 all other probability vanishes
 PREFILL_CHUNK = 64
@@ -25,7 +25,7 @@ PAGE_SIZE = 64
 
 
 def record_continuation(
-    target: Target, prompt: Sequence[int], num_tokens: int, *, attention_backend: str = "reference"
+    target: Target, prompt: Sequence[int], num_tokens: int, *, backends: Backends = REFERENCE
 ) -> list[int]:
     """Return the `num_tokens` tokens that greedy decoding appends to `prompt`, one pass for each.
 
@@ -42,9 +42,8 @@ def record_continuation(
     cache = LatentCache(shape, dtype=target.dtype, device=target.device)
 
     def run(token_ids: Sequence[int]) -> Tensor:
-        return append_chain(
-            target, cache, 0, token_ids, backend=attention_backend, tap_ids=()
-        ).hidden[-1:]
+        passed = append_chain(target, cache, 0, token_ids, backends=backends, tap_ids=())
+        return passed.hidden[-1:]
 
     known = prompt[:-1]
     for start in range(0, len(known), PREFILL_CHUNK):

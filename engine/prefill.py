@@ -17,7 +17,7 @@ from engine.errors import RequestError
 from engine.sampling import Sampling, check_integer
 from engine.sequence import SequenceState
 from engine.target import Target, check_tokens, is_list
-from engine.verify import append_chain
+from engine.verify import Backends, append_chain
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ class Prefill:
             batch.cache,
             sequence.seq,
             sequence.token_ids[first:end],
-            backend=self.config.attention_backend,
+            backends=Backends.of(self.config),
             tap_ids=() if self.drafter is None else self.drafter.config.target_layer_ids,
         )
         if self.drafter is not None:

@@ -33,6 +33,7 @@ class PassRows:
     token_ids: Tensor  # [M] int64
     positions: Tensor  # [M] int64, absolute
     attention: AttentionPlan
+    moe_backend: str
     tree_sizes: tuple[int, ...]
 
     @property
@@ -68,18 +69,22 @@ class TargetLayer:
     post_attention_layernorm: Tensor  # [hidden]
     mlp: Moe | SwiGlu
 
-    def paged(self, x: Tensor, rotation: Rotation, plan: AttentionPlan) -> Tensor:
+    def paged(self, x: Tensor, rotation: Rotation, rows: PassRows) -> Tensor:
         """Map the packed rows `x` [M, hidden] to the residual stream after this layer."""
         normed = rms_norm(x, self.input_layernorm, self.eps)
-        return self._feed_forward(x + self.self_attn(normed, rotation, plan, self.index))
+        attended = self.self_attn(normed, rotation, rows.attention, self.index)
+        return self._feed_forward(x + attended, rows.moe_backend)
 
     def naive(self, x: Tensor, rotation: Rotation) -> Tensor:
         """Map one whole sequence `x` [S, hidden] to the residual stream after this layer."""
         normed = rms_norm(x, self.input_layernorm, self.eps)
-        return self._feed_forward(x + self.self_attn.naive(normed, rotation))
+        return self._feed_forward(x + self.self_attn.naive(normed, rotation), "reference")
 
-    def _feed_forward(self, x: Tensor) -> Tensor:
-        return x + self.mlp(rms_norm(x, self.post_attention_layernorm, self.eps))
+    def _feed_forward(self, x: Tensor, moe_backend: str) -> Tensor:
+        normed = rms_norm(x, self.post_attention_layernorm, self.eps)
+        if isinstance(self.mlp, Moe):
+            return x + self.mlp(normed, backend=moe_backend)
+        return x + self.mlp(normed)
 
 
 class Target:
@@ -133,7 +138,7 @@ class Target:
         rotation = self.rotary.at(rows.positions, self.dtype)
         taps = []
         for layer in self.layers:
-            x = layer.paged(x, rotation, rows.attention)
+            x = layer.paged(x, rotation, rows)
             if layer.index in tap_ids:
                 taps.append(x)
         return TargetRows(x, torch.cat(taps, dim=-1) if taps else x[:, :0])

@@ -7,17 +7,57 @@ by tree, without padding.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.config import EngineConfig
 from engine.device import upload
 from engine.draft_tree import DraftTree
+from engine.errors import BackendError
+from engine.kernels import OPS
 from engine.kv_cache import LatentCache
 from engine.mla import AttentionPlan
 from engine.target import PassRows, Target, TargetRows
 from engine.tree_scratch import TreeScratch
+
+
+def _check_backend(setting: str, name: str, op: str) -> None:
+    """Refuse a backend that the op table does not have."""
+    available = OPS[op].implementations
+    if not isinstance(name, str) or name not in available:
+        names = ", ".join(available)
+        raise BackendError(
+            f"{setting}: expected one of {names}, got {name!r} (no silent fall-back)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Backends:
+    """Which implementation of each op a target pass runs.
+
+    Raises
+    ------
+    BackendError
+        There is none of such a name.
+    """
+
+    attention: str = "reference"  # of tree_attention
+    moe: str = "reference"  # of grouped_experts
+
+    def __post_init__(self) -> None:
+        _check_backend("attention_backend", self.attention, "tree_attention")
+        _check_backend("moe_backend", self.moe, "grouped_experts")
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> "Backends":
+        """Return what an engine's configuration names."""
+        return cls(config.attention_backend, config.moe_backend)
+
+
+REFERENCE = Backends()
 
 
 def chain(token_ids: Sequence[int]) -> DraftTree:
@@ -35,7 +75,7 @@ def plan_pass(
     cache: LatentCache,
     seqs: Sequence[int],
     trees: Sequence[DraftTree],
-    backend: str,
+    backends: Backends,
     *,
     scratch: TreeScratch | None = None,
 ) -> PassRows:
@@ -47,8 +87,7 @@ def plan_pass(
         Mutated: pages are reserved for every tree, or with a scratch for its longest path.
     seqs : sequence of N int
     trees : sequence of N DraftTree, on the host
-    backend : str
-        Implementation of `tree_attention`.
+    backends : Backends
     scratch : TreeScratch, optional
         Where the rows of the trees go; in pages behind the committed rows if None.
 
@@ -69,7 +108,7 @@ def plan_pass(
     attention = AttentionPlan(
         cache=cache,
         scratch=scratch,
-        backend=backend,
+        backend=backends.attention,
         slots=_slots(cache, seqs, sizes, scratch),
         padded_index=_padded_index(sizes, device),
         page_table=cache.page_table(seqs),
@@ -77,7 +116,7 @@ def plan_pass(
         ancestor_bits=upload(_stack_bits(trees), device),
         tree_sizes=upload(torch.tensor(sizes, dtype=torch.int32), device),
     )
-    return PassRows(rows[0], rows[1], attention, tuple(sizes))
+    return PassRows(rows[0], rows[1], attention, backends.moe, tuple(sizes))
 
 
 def append_chain(
@@ -86,11 +125,11 @@ def append_chain(
     seq: int,
     token_ids: Sequence[int],
     *,
-    backend: str,
+    backends: Backends,
     tap_ids: Sequence[int],
 ) -> TargetRows:
     """Run tokens that are certain, a prompt's chunk, and commit their rows (cache mutated)."""
-    passed = target.forward(plan_pass(cache, [seq], [chain(token_ids)], backend), tap_ids)
+    passed = target.forward(plan_pass(cache, [seq], [chain(token_ids)], backends), tap_ids)
     cache.advance(seq, len(token_ids))
     return passed
 

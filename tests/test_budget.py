@@ -19,6 +19,7 @@ ORIGIN = CostOrigin(
     torch_version="2.13.0",
     dtype="float32",
     attention_backend="reference",
+    moe_backend="reference",
     page_size=16,
     cache_layout="paged",
     model="tiny",

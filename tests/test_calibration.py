@@ -127,6 +127,7 @@ def test_an_adaptive_engine_needs_a_table():
         ({"page_size": 64}, "page_size 64"),
         ({"cache_layout": "hybrid"}, "cache_layout 'hybrid'"),
         ({"attention_backend": "triton_split"}, "attention_backend 'triton_split'"),
+        ({"moe_backend": "triton"}, "moe_backend 'triton'"),
     ],
 )
 def test_a_table_measured_for_something_else_is_refused(changes, differs):

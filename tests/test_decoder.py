@@ -6,7 +6,7 @@ from engine.errors import OutOfPagesError, RequestError, ShapeError
 from engine.observer import STAGES
 from engine.planted import record_continuation
 from engine.sampling import Sampling
-from engine.verify import chain, plan_pass
+from engine.verify import REFERENCE, chain, plan_pass
 from tests.nano import (
     BLOCK,
     MODELS,
@@ -72,7 +72,7 @@ def test_one_plain_step_after_a_commit_equals_the_plain_forward():
     engine.step(batch)
     sequence = batch.sequences[0]
 
-    rows = plan_pass(batch.cache, [sequence.seq], [chain(sequence.token_ids[-1:])], "reference")
+    rows = plan_pass(batch.cache, [sequence.seq], [chain(sequence.token_ids[-1:])], REFERENCE)
     got = TARGET.head(TARGET.forward(rows, ()).hidden)[0]
 
     torch.testing.assert_close(got, TARGET.logits(sequence.token_ids)[-1], rtol=1e-6, atol=1e-6)
@@ -82,7 +82,7 @@ def test_taps_are_the_residual_stream_after_their_layer():
     text = prompt(12)
     engine = make_engine()
     cache = engine.prefill([text]).cache
-    rows = plan_pass(cache, [9], [chain(text)], "reference")
+    rows = plan_pass(cache, [9], [chain(text)], REFERENCE)
 
     taps = TARGET.forward(rows, (0, 1)).taps
 

@@ -9,6 +9,8 @@ from functools import partial
 import pytest
 import torch
 
+from engine.config import EngineConfig
+from engine.decoder import Engine
 from engine.errors import BackendError, ShapeError
 from engine.kernels import (
     OPS,
@@ -18,6 +20,7 @@ from engine.kernels import (
     grouped_experts,
 )
 from engine.kernels.grouped_experts.cases import INT4, PLAIN, expert_ids
+from engine.presets import preset
 from engine.quantized import Fp8BlockWeight, Int4GroupWeight
 from tests.attention_runs import INTERPRETED, ON_GPU, captured, not_interpreted
 from tests.interpreter import assert_passes_in_the_interpreter
@@ -308,6 +311,29 @@ if INTERPRETED:
 
         with pytest.raises(ShapeError, match=f"workspace: expected at least {size} contiguous"):
             OP.implementations["triton"](**arguments, workspace=torch.empty(size - 1))
+
+    def test_an_engine_says_the_same_with_its_experts_in_triton():
+        models = preset("tiny")
+        engines = [
+            Engine(models.target, None, EngineConfig(mode="ar", moe_backend=name))
+            for name in ("reference", "triton")
+        ]
+
+        texts, logits = [], []
+        for engine in engines:
+            engine.target.head = recording(type(models.target).head, models.target, seen := [])
+            texts.append(engine.generate([list(b"de")], max_new_tokens=1)[0])
+            logits.append(torch.cat(seen))
+
+        assert texts[0].token_ids == texts[1].token_ids
+        torch.testing.assert_close(logits[1], logits[0], rtol=0, atol=1e-3)
+
+    def recording(head, target, seen):
+        def call(hidden):
+            seen.append(head(target, hidden))
+            return seen[-1]
+
+        return call
 
 
 if not INTERPRETED:

@@ -9,7 +9,7 @@ from engine.draft_tree import build_draft_tree
 from engine.errors import CacheError, OutOfPagesError
 from engine.presets import preset
 from engine.sampling import Sampling
-from engine.verify import plan_pass
+from engine.verify import REFERENCE, plan_pass
 from tests.nano import (
     BLOCK,
     MODELS,
@@ -209,7 +209,7 @@ def test_a_pass_is_laid_out_without_waiting_for_the_device(layout):
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        rows = plan_pass(batch.cache, batch.seqs, trees, "reference", scratch=batch.scratch)
+        rows = plan_pass(batch.cache, batch.seqs, trees, REFERENCE, scratch=batch.scratch)
         seeds = rows.repeat([5, 6, 7, 8])
     finally:
         torch.cuda.set_sync_debug_mode("default")

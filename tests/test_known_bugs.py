@@ -22,7 +22,7 @@ from engine.presets import preset, random_drafter, sample_text
 from engine.quantized import Fp8BlockWeight
 from engine.sampling import Sampling
 from engine.target import Target
-from engine.verify import chain, plan_pass
+from engine.verify import REFERENCE, chain, plan_pass
 from tests.known_bugs import BUGS
 from tests.known_cases import CASES
 from tests.known_laws import LAWS
@@ -115,7 +115,7 @@ def test_positions_follow_what_was_committed_and_not_what_was_proposed(layout):
     for step in range(1, 5):
         engine.step(batch)
         roots = [root_tree(sequence.root_token) for sequence in batch.sequences]
-        rows = plan_pass(batch.cache, batch.seqs, roots, "reference", scratch=batch.scratch)
+        rows = plan_pass(batch.cache, batch.seqs, roots, REFERENCE, scratch=batch.scratch)
 
         assert rows.positions.tolist() == [2 + step, 19 + step]
         assert rows.attention.context_lens.tolist() == [2 + step, 19 + step]
@@ -239,14 +239,14 @@ def test_pages_of_no_sequence_are_neither_written_nor_read(with_scratch):
     cache = LatentCache(shape, dtype=TARGET.dtype, fill=torch.nan, page_order=order)
     scratch = cache.new_scratch(3, 41) if with_scratch else None
     for seq, length in enumerate((40, 1, 16)):
-        rows = plan_pass(cache, [seq], [chain(prompt(length, seq))], "reference")
+        rows = plan_pass(cache, [seq], [chain(prompt(length, seq))], REFERENCE)
         TARGET.forward(rows, ())
         cache.advance(seq, length)
     marks = torch.tensor([3.0, 5.0], dtype=TARGET.dtype).view(1, 2, 1, 1)
     cache.pages[:, [0, 11]] = marks
     trees = [random_tree(1, 40), root_tree(2), random_tree(3, 3)]
 
-    rows = plan_pass(cache, [0, 1, 2], trees, "reference", scratch=scratch)
+    rows = plan_pass(cache, [0, 1, 2], trees, REFERENCE, scratch=scratch)
     hidden = TARGET.forward(rows, ()).hidden
 
     assert hidden.isfinite().all()

@@ -28,7 +28,7 @@ from engine.draft_tree import DraftTree
 from engine.kv_cache import CacheShape, LatentCache
 from engine.presets import preset
 from engine.sampling import GREEDY, Sampling, gumbel_noise
-from engine.verify import append_chain, chain, plan_pass
+from engine.verify import Backends, append_chain, chain, plan_pass
 from tests.windows import windows
 
 pytestmark = pytest.mark.slow
@@ -81,11 +81,11 @@ def scores_in_shape(target, backend, texts, sampling, shape):
         seqs = range(len(texts))[first : first + batch_size]
         for seq, start in itertools.product(seqs, range(0, max(map(len, PROMPTS)), chunk_size)):
             if known := PROMPTS[seq][:-1][start : start + chunk_size]:
-                append_chain(target, cache, seq, known, backend=backend, tap_ids=())
+                append_chain(target, cache, seq, known, backends=Backends(backend), tap_ids=())
         steps = []
         for step in range(NEW_TOKENS):
             roots = [chain([[PROMPTS[seq][-1], *texts[seq]][step]]) for seq in seqs]
-            rows = plan_pass(cache, seqs, roots, backend)
+            rows = plan_pass(cache, seqs, roots, Backends(backend))
             steps.append(target.head(target.forward(rows, ()).hidden).double())
             for seq in seqs:
                 cache.advance(seq, 1)

@@ -9,7 +9,7 @@ from engine.kv_cache import CacheShape, LatentCache
 from engine.layers import Rotary
 from engine.mla import Mla
 from engine.quantized import Fp8BlockWeight, dense
-from engine.verify import chain, plan_pass
+from engine.verify import REFERENCE, chain, plan_pass
 
 HIDDEN = 24
 CONFIG = TargetConfig(
@@ -77,7 +77,7 @@ def new_cache(page_size, num_pages=80):
 
 def attend(mla, cache, seqs, trees, x):
     """One paged pass over the packed rows x."""
-    plan = plan_pass(cache, seqs, trees, "reference")
+    plan = plan_pass(cache, seqs, trees, REFERENCE)
     rotation = Rotary.of_target(mla.config, x.device).at(plan.positions, x.dtype)
     return mla(x, rotation, plan.attention, 0)
 

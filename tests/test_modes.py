@@ -11,7 +11,7 @@ from engine.errors import CacheError, ConfigError, RequestError
 from engine.observer import STAGES
 from engine.planted import record_continuation
 from engine.sampling import Sampling
-from engine.verify import chain, plan_pass
+from engine.verify import REFERENCE, chain, plan_pass
 from tests.nano import (
     BLOCK,
     MODELS,
@@ -119,13 +119,13 @@ def test_a_chain_as_a_tree_is_bit_for_bit_the_linear_pass(length, page_size):
         engine = make_engine(drafter, mode=mode, page_size=page_size)
         batch = engine.prefill([text])
         trees = engine.build(batch, engine.draft(batch))
-        rows = plan_pass(batch.cache, batch.seqs, trees, "reference")
+        rows = plan_pass(batch.cache, batch.seqs, trees, REFERENCE)
         causal = torch.ones(BLOCK, BLOCK, dtype=torch.bool).tril()
         assert torch.equal(trees[0].ancestor_mask(), causal)
         logits.append(TARGET.head(TARGET.forward(rows, ()).hidden))
     linear = engine_of("ar", page_size=page_size)
     batch = linear.prefill([text])
-    rows = plan_pass(batch.cache, batch.seqs, [chain(trees[0].token_ids.tolist())], "reference")
+    rows = plan_pass(batch.cache, batch.seqs, [chain(trees[0].token_ids.tolist())], REFERENCE)
     logits.append(TARGET.head(TARGET.forward(rows, ()).hidden))
 
     assert torch.equal(logits[0], logits[2])

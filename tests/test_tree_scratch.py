@@ -13,7 +13,7 @@ from engine.errors import CacheError, ConfigError, ShapeError
 from engine.kv_cache import CacheShape, LatentCache
 from engine.presets import preset
 from engine.tree_scratch import ScratchShape, TreeScratch
-from engine.verify import append_chain, plan_pass
+from engine.verify import REFERENCE, append_chain, plan_pass
 from tests.trees import path_to
 
 LAYERS, DIM = 3, 5
@@ -145,11 +145,11 @@ def test_decoding_after_a_commit_finds_the_rows_of_a_run_from_the_start(page_siz
     path = path_to(tree, int(tree.depths.argmax()))
 
     def append(where, tokens):
-        passed = append_chain(target, where, 1, tokens, backend="reference", tap_ids=())
+        passed = append_chain(target, where, 1, tokens, backends=REFERENCE, tap_ids=())
         return target.head(passed.hidden[-1:])
 
     append(cache, prompt)
-    target.forward(plan_pass(cache, [1], [tree], "reference", scratch=scratch), ())
+    target.forward(plan_pass(cache, [1], [tree], REFERENCE, scratch=scratch), ())
     if scratch is None:
         slots = cache.slots(1, range(len(prompt), len(prompt) + tree.tree_size))
         written = cache.pages.flatten(1, 2)[:, slots]

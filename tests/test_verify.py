@@ -4,7 +4,7 @@ import torch
 
 from engine.draft_tree import build_draft_tree
 from engine.kv_cache import CacheShape, LatentCache
-from engine.verify import plan_pass
+from engine.verify import REFERENCE, plan_pass
 
 
 def test_the_nntrainer_tree_starts_at_the_committed_length_and_counts_by_depth():
@@ -18,7 +18,7 @@ def test_the_nntrainer_tree_starts_at_the_committed_length_and_counts_by_depth()
     cache.reserve(0, 5)
     cache.advance(0, 5)
 
-    rows = plan_pass(cache, [0], [tree], "reference")
+    rows = plan_pass(cache, [0], [tree], REFERENCE)
 
     assert rows.token_ids.tolist() == [99, 0, 2, 1]
     assert rows.positions.tolist() == [5, 6, 7, 6]
