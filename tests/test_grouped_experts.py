@@ -383,7 +383,7 @@ def test_a_rank_of_kimi_streams_what_its_floor_says():
         (GroupedExpertsCase("", "", 1, num_experts=384, top_k=8), 8),
         (GroupedExpertsCase("", "", 9, num_experts=1, top_k=1), 1),
         (GroupedExpertsCase("", "", 9, num_experts=384, top_k=8, inner=128), 72 * 2),
-        (GroupedExpertsCase("", "", 1024, num_experts=8, top_k=1), (1024 + 8 * 63) // 64),
+        (GroupedExpertsCase("", "", 1024, num_experts=8, top_k=1), (1024 + 8 * 15) // 16),
     ],
 )
 def test_programs_follow_from_the_shapes_and_leave_no_tile_out(case, programs):

@@ -194,7 +194,7 @@ CASES: tuple[GroupedExpertsCase, ...] = (
                        hidden=256, inner=64),
     GroupedExpertsCase("many-experts", "more experts than a histogram has threads, few hit", 1,
                        num_experts=130, top_k=8, hidden=32, inner=16),
-    GroupedExpertsCase("most-rows", "full tiles of 64, more pairs than are counted in one go", 1024,
+    GroupedExpertsCase("most-rows", "full tiles, more pairs than are counted in one go", 1024,
                        hidden=16, inner=16),
     GroupedExpertsCase("long-sums", "sums over many tiles, packed", 1, num_experts=2, top_k=1,
                        hidden=1792, inner=64, stored=INT4),

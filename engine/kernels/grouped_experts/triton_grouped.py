@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 # Columns of a tile: the fewest a matrix instruction has, and the most that leave the sums of both
 # projections in registers. A tile is twice as wide as the mean number of tokens an expert gets,
 # so that most experts are one tile.
-FEWEST_TOKENS, MOST_TOKENS, NARROW_MOST_TOKENS = 8, 64, 32  # NARROW: on sm_120 more spill
+FEWEST_TOKENS, MOST_TOKENS = 8, 64
+NARROW_MOST_TOKENS, FLOAT32_MOST_TOKENS = 32, 16  # on sm_120, in float32: more spill
 BLOCK_OUT = 64  # rows of a tile: those of four warps' matrix instruction
 PLAIN_INPUTS, PACKED_INPUTS, FLOAT32_INPUTS = 64, 128, 32  # inputs of a tile; 64 bytes of a row
 MIN_INPUTS = 16  # of a matrix instruction
@@ -388,6 +389,8 @@ def layout(problem: Problem, arch: int, sms: int) -> Layout:
     M, hidden = problem.x.shape
     P, E = problem.num_pairs, problem.num_experts
     most_tokens = NARROW_MOST_TOKENS if arch in NARROW_ARCHS else MOST_TOKENS
+    if problem.x.dtype == torch.float32:
+        most_tokens = FLOAT32_MOST_TOKENS
     block_tokens = min(_block_tokens(M, 2 * P / E), most_tokens)
     # A tile that is not full is the last one of its expert.
     num_tiles = (P + min(P, E) * (block_tokens - 1)) // block_tokens
