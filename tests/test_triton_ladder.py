@@ -43,7 +43,6 @@ no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA devic
 on_gpu = pytest.param("cuda", torch.bfloat16, marks=[pytest.mark.gpu, no_gpu])
 RUNS = [("cpu", torch.float32)] if INTERPRETED else [on_gpu]
 every_run = pytest.mark.parametrize(("device", "dtype"), RUNS)
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the interpreter")
 compiled = pytest.mark.skipif(INTERPRETED, reason="nothing of it runs in the interpreter")
 
 
@@ -134,27 +133,26 @@ def test_the_caller_may_own_the_outputs(device, dtype, switches):
     assert wide_lse[..., 1].isnan().all()
 
 
-@interpreted
-def test_what_a_switch_has_no_use_for_is_refused():
-    arguments = OP.inputs(CASES["root-only"])
-    walk = ALL_ON | {"split": False}
+if INTERPRETED:
 
-    with pytest.raises(BackendError, match="a ladder without split does not split"):
-        ladder_attention(**arguments, **walk, num_splits=2)
-    with pytest.raises(ShapeError, match=r"workspace: expected at least 102 .* got 101"):
-        ladder_attention(**arguments, **ALL_ON, num_splits=3, workspace=torch.empty(101))
+    def test_what_a_switch_has_no_use_for_is_refused():
+        arguments = OP.inputs(CASES["root-only"])
+        walk = ALL_ON | {"split": False}
 
+        with pytest.raises(BackendError, match="a ladder without split does not split"):
+            ladder_attention(**arguments, **walk, num_splits=2)
+        with pytest.raises(ShapeError, match=r"workspace: expected at least 102 .* got 101"):
+            ladder_attention(**arguments, **ALL_ON, num_splits=3, workspace=torch.empty(101))
 
-@interpreted
-def test_an_empty_batch_gives_empty_results():
-    arguments = OP.inputs(CASES["uneven"])
-    per_sequence = ("q", "page_table", "context_lens", "ancestor_bits", "tree_sizes")
+    def test_an_empty_batch_gives_empty_results():
+        arguments = OP.inputs(CASES["uneven"])
+        per_sequence = ("q", "page_table", "context_lens", "ancestor_bits", "tree_sizes")
 
-    out, _ = ladder_attention(
-        **arguments | {key: arguments[key][:0] for key in per_sequence}, **ALL_ON
-    )
+        out, _ = ladder_attention(
+            **arguments | {key: arguments[key][:0] for key in per_sequence}, **ALL_ON
+        )
 
-    assert len(out) == 0
+        assert len(out) == 0
 
 
 @compiled
