@@ -28,10 +28,8 @@ Source: arXiv 2412.19437 §2.1.2 (the experts), vllm-project/compressed-tensors 
 from __future__ import annotations
 
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import BackendError
 from engine.kernels.grouped_experts.cases import (
     CASES,
     PRODUCTION,
@@ -43,10 +41,9 @@ from engine.kernels.grouped_experts.cases import (
 from engine.kernels.grouped_experts.problem import Problem, pose
 from engine.kernels.grouped_experts.reference import run as _run_reference
 from engine.kernels.op import Backend, Build, Op
+from engine.kernels.registry import backend_named, given, later
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from engine.kernels.op import Kernel
@@ -59,26 +56,17 @@ __all__ = [
     "grouped_experts",
 ]
 
+_WHAT = "moe backend"  # as refusals call it
 _TRITON_ARCHS = (90, 100, 120)
-
-
-def _later(function: str) -> Callable[..., Any]:
-    """Return a function of the Triton backend, which the first call imports."""
-
-    def call(*arguments: Any) -> Any:
-        found = import_module("engine.kernels.grouped_experts.triton_grouped")
-        return getattr(found, function)(*arguments)
-
-    return call
 
 
 _BACKENDS: dict[str, Backend] = {
     "reference": Backend(run=_run_reference),
     "triton": Backend(
-        run=_later("run"),
-        build=Build(_TRITON_ARCHS, _later("kernels")),
-        programs=_later("programs"),
-        workspace_size=_later("workspace_size"),
+        run=later("grouped_experts.triton_grouped", "run"),
+        build=Build(_TRITON_ARCHS, later("grouped_experts.triton_grouped", "kernels")),
+        programs=later("grouped_experts.triton_grouped", "programs"),
+        workspace_size=later("grouped_experts.triton_grouped", "workspace_size"),
     ),
 }
 
@@ -145,7 +133,7 @@ def grouped_experts(
     BackendError
         The backend is unknown, cannot run here, or was given an argument it has no use for.
     """
-    run = _backend(backend).run
+    run = backend_named(_BACKENDS, backend, _WHAT).run
     problem = pose(
         x,
         expert_ids,
@@ -171,7 +159,7 @@ def experts_programs(*operands: Tensor, backend: str, **arguments: Any) -> int:
 
     The reference has no such kernel, which is a BackendError.
     """
-    count = _given(backend, "launched programs", _backend(backend).programs)
+    count = given(backend, "launched programs", backend_named(_BACKENDS, backend, _WHAT).programs)
     return int(count(_problem(*operands, **arguments)))
 
 
@@ -180,28 +168,14 @@ def experts_workspace_size(*operands: Tensor, backend: str, **arguments: Any) ->
 
     A function of shapes, dtypes and machine. A backend that takes none is a BackendError.
     """
-    size = _given(backend, "workspace", _backend(backend).workspace_size)
+    size = given(backend, "workspace", backend_named(_BACKENDS, backend, _WHAT).workspace_size)
     return int(size(_problem(*operands, **arguments)))
 
 
 def _kernels(name: str, arch: int, **arguments: Any) -> tuple[Kernel, ...]:
     """Return what a backend launches on an architecture for these arguments."""
-    build: Build = _given(name, "kernels", _backend(name).build)
+    build: Build = given(name, "kernels", backend_named(_BACKENDS, name, _WHAT).build)
     return build.kernels(_problem(**arguments), arch)
-
-
-def _backend(name: str) -> Backend:
-    found = _BACKENDS.get(name)
-    if found is None:
-        raise BackendError(f"moe backend: expected one of {', '.join(_BACKENDS)}, got {name!r}")
-    return found
-
-
-def _given(backend: str, what: str, part: Any) -> Any:
-    """Return the part of a backend, or refuse one that has no such thing."""
-    if part is None:
-        raise BackendError(f"{what}: expected a backend that has such, got {backend!r}")
-    return part
 
 
 def _problem(*operands: Tensor, **arguments: Any) -> Problem:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from engine.errors import ShapeError
+from engine.kernels.operands import check_device, check_num_splits, check_tensor
 
 INT4_PER_WORD = 8  # an int32 holds eight 4-bit values, the first in its lowest bits
 INT4_ZERO = 8  # what stands for zero in them
-MOST_SPLITS = 65535  # third dim of a CUDA grid
 _ROW_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _SCALE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ID_DTYPES = (torch.int32, torch.int64)
@@ -100,15 +100,12 @@ def pose(
     workspace: Tensor | None,
 ) -> Problem:
     """Check the arguments of `grouped_experts` and allocate the result if it was left out."""
-    if num_splits is not None and not 1 <= num_splits <= MOST_SPLITS:
-        raise ShapeError(
-            f"num_splits: expected 1..{MOST_SPLITS}, got {num_splits} (a dim of the grid)"
-        )
-    _check("x", x, (None, None), _ROW_DTYPES)
-    _check("expert_ids", expert_ids, (len(x), None), _ID_DTYPES, last_contiguous=False)
+    check_num_splits(num_splits)
+    check_tensor("x", x, (None, None), _ROW_DTYPES)
+    check_tensor("expert_ids", expert_ids, (len(x), None), _ID_DTYPES, last_contiguous=False)
     K, sums = expert_ids.shape[1], torch.promote_types(x.dtype, torch.float32)
-    _check("expert_weights", expert_weights, (len(x), K), (sums,), last_contiguous=False)
-    _check("gate", gate, (None, None, None), (x.dtype, torch.int32, FP8_DTYPE))
+    check_tensor("expert_weights", expert_weights, (len(x), K), (sums,), last_contiguous=False)
+    check_tensor("gate", gate, (None, None, None), (x.dtype, torch.int32, FP8_DTYPE))
     E, I, _ = gate.shape  # noqa: E741 - the width's letter
     hidden = x.shape[1]
     if min(E, K, I, hidden) < 1:
@@ -122,11 +119,9 @@ def pose(
     narrow = _projection("down", down, down_scale, (E, hidden, I), block, stored)
     if out is None:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _check("out", out, tuple(x.shape), (x.dtype,))
+    check_tensor("out", out, tuple(x.shape), (x.dtype,))
     scales = (gate_scale, up_scale, down_scale)
-    for other in (expert_ids, expert_weights, gate, up, down, *scales, out):
-        if other is not None and other.device != x.device:
-            raise ShapeError(f"operands: expected all on {x.device}, got one on {other.device}")
+    check_device(x.device, (expert_ids, expert_weights, gate, up, down, *scales, out))
     return Problem(x, expert_ids, expert_weights, wide, beside, narrow, num_splits, out, workspace)
 
 
@@ -142,7 +137,7 @@ def _projection(
     E, outputs, width = shape
     rows_dtype, stored = dtypes
     packed = (E, outputs, -(-width // INT4_PER_WORD)) if stored == torch.int32 else shape
-    _check(name, values, packed, (stored,))
+    check_tensor(name, values, packed, (stored,))
     if stored == rows_dtype:
         if scale is not None or block is not None:
             raise ShapeError(f"{name}_scale, block: expected None beside plain {stored} weights")
@@ -153,11 +148,11 @@ def _projection(
         if block is None or min(block) < 1:
             raise ShapeError(f"block: expected the sizes of an fp8 scale's block, got {block}")
         scales = (E, -(-outputs // block[0]), -(-width // block[1]))
-        _check(f"{name}_scale", scale, scales, (torch.float32,))
+        check_tensor(f"{name}_scale", scale, scales, (torch.float32,))
         return Projection(values, scale, block)
     if block is not None:
         raise ShapeError(f"block: expected None beside int4 weights, got {block} (groups say it)")
-    _check(f"{name}_scale", scale, (E, outputs, None), _SCALE_DTYPES)
+    check_tensor(f"{name}_scale", scale, (E, outputs, None), _SCALE_DTYPES)
     group_size, rest = divmod(width, max(scale.shape[2], 1))
     is_whole = scale.shape[2] and not rest and not group_size % INT4_PER_WORD
     if not is_whole or not group_size:
@@ -166,28 +161,3 @@ def _projection(
             f"{width} inputs, got {scale.shape[2]} groups"
         )
     return Projection(values, scale, (1, group_size))
-
-
-def _check(
-    name: str,
-    tensor: Tensor,
-    shape: tuple[int | None, ...],
-    dtypes: tuple[torch.dtype, ...],
-    *,
-    last_contiguous: bool = True,
-) -> None:
-    """Raise ShapeError unless `tensor` has this shape (None: any), dtype and layout."""
-    fits = tensor.dim() == len(shape) and all(
-        want is None or want == have for want, have in zip(shape, tensor.shape, strict=True)
-    )
-    if not fits:
-        wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise ShapeError(f"{name}: expected shape [{wanted}], got {list(tensor.shape)}")
-    if tensor.dtype not in dtypes:
-        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise ShapeError(f"{name}: expected dtype {wanted}, got {tensor.dtype}")
-    if last_contiguous and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-        raise ShapeError(
-            f"{name}: expected a contiguous last dim, got strides {tensor.stride()} "
-            "(nothing is copied behind the caller's back)"
-        )

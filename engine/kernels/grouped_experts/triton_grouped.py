@@ -31,8 +31,9 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.errors import BackendError, ShapeError
-from engine.kernels.tree_attention.triton_split import INTERPRETER_ARCH, arch_of, num_sms
+from engine.errors import BackendError
+from engine.kernels.machine import INTERPRETER_ARCH, arch_of, num_sms
+from engine.kernels.operands import room
 from engine.kernels.triton_build import triton_kernel
 
 if TYPE_CHECKING:
@@ -510,18 +511,8 @@ def _operands(projection: Projection) -> _Operands:
 
 def _workspace(problem: Problem, plan: Layout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Room for order, tiles, h and parts, in the caller's workspace if there is one."""
-    size, workspace = sum(plan.sizes), problem.workspace
-    device = problem.x.device
-    if workspace is None:
-        workspace = torch.empty(size, dtype=torch.float32, device=device)
-    fits = workspace.dtype == torch.float32 and workspace.device == device
-    if not fits or not workspace.is_contiguous() or workspace.numel() < size:
-        raise ShapeError(
-            f"workspace: expected at least {size} contiguous float32 on {device}, got "
-            f"{workspace.numel()} {workspace.dtype} on {workspace.device} with strides "
-            f"{workspace.stride()}"
-        )
-    order, tiles, h, parts = torch.split(workspace.view(-1)[:size], list(plan.sizes))
+    flat = room(problem.workspace, sum(plan.sizes), problem.x.device)
+    order, tiles, h, parts = torch.split(flat, list(plan.sizes))
     rounded = h if plan.is_split else h.view(problem.x.dtype)
     return order.view(torch.int32), tiles.view(torch.int32), rounded, parts
 

@@ -38,8 +38,8 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from engine.errors import BackendError
 from engine.kernels.op import Backend, Build, Op
+from engine.kernels.registry import backend_named, given, later
 from engine.kernels.tree_attention.cases import (
     CASES,
     PRODUCTION,
@@ -52,8 +52,6 @@ from engine.kernels.tree_attention.problem import Problem, pose
 from engine.kernels.tree_attention.reference import run as _run_reference
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from engine.kernels.op import Kernel
@@ -67,26 +65,13 @@ __all__ = [
     "workspace_size",
 ]
 
+_WHAT = "attention backend"  # as refusals call it
 _TRITON_ARCHS = (90, 100, 120)
 _CUDA_ARCHS = (90,)
 
 
-def _later(module: str, function: str) -> Callable[..., Any]:
-    """Return a function of a backend's module, which the first call imports.
-
-    Triton takes a good part of a second to import, and where there is no Triton the reference
-    works without it.
-    """
-
-    def call(*arguments: Any) -> Any:
-        found = import_module(f"engine.kernels.tree_attention.{module}")
-        return getattr(found, function)(*arguments)
-
-    return call
-
-
 def _built(kernels: str) -> Build:
-    return Build(_TRITON_ARCHS, _later("builds", kernels))
+    return Build(_TRITON_ARCHS, later("tree_attention.builds", kernels))
 
 
 def _split_workspace(problem: Problem) -> int:
@@ -99,22 +84,22 @@ def _split_workspace(problem: Problem) -> int:
 _BACKENDS: dict[str, Backend] = {
     "reference": Backend(run=_run_reference),
     "triton_serial": Backend(
-        run=_later("triton_serial", "run"),
+        run=later("tree_attention.triton_serial", "run"),
         build=_built("serial"),
-        programs=_later("triton_serial", "programs"),
+        programs=later("tree_attention.triton_serial", "programs"),
     ),
     "triton_split": Backend(
-        run=_later("triton_split", "run"),
+        run=later("tree_attention.triton_split", "run"),
         build=_built("split"),
-        programs=_later("triton_split", "programs"),
-        num_splits=_later("triton_split", "choose_num_splits"),
+        programs=later("tree_attention.triton_split", "programs"),
+        num_splits=later("tree_attention.triton_split", "choose_num_splits"),
         workspace_size=_split_workspace,
     ),
     "cuda": Backend(
-        run=_later("cuda_sm90", "run"),
-        build=Build(_CUDA_ARCHS, _later("cuda_sm90", "kernels")),
-        programs=_later("cuda_sm90", "programs"),
-        workspace_size=_later("cuda_sm90", "workspace_size"),
+        run=later("tree_attention.cuda_sm90", "run"),
+        build=Build(_CUDA_ARCHS, later("tree_attention.cuda_sm90", "kernels")),
+        programs=later("tree_attention.cuda_sm90", "programs"),
+        workspace_size=later("tree_attention.cuda_sm90", "workspace_size"),
     ),
 }
 _BUILDS: dict[str, Build] = {
@@ -192,7 +177,7 @@ def tree_attention(
     BackendError
         The backend is unknown, cannot run here, or was given an argument it has no use for.
     """
-    run = _backend(backend).run
+    run = backend_named(_BACKENDS, backend, _WHAT).run
     problem = pose(
         q,
         kv_pages,
@@ -220,7 +205,7 @@ def launched_programs(*operands: Tensor, backend: str, **arguments: Any) -> int:
     Against the number of SMs it says whether a launch can fill the device at all. The reference
     has no such kernel, which is a BackendError.
     """
-    count = _given(backend, "launched programs", _backend(backend).programs)
+    count = given(backend, "launched programs", backend_named(_BACKENDS, backend, _WHAT).programs)
     return int(count(_problem(*operands, **arguments)))
 
 
@@ -230,7 +215,7 @@ def default_num_splits(*operands: Tensor, backend: str, **arguments: Any) -> int
     The same for all calls of equal N, T, H, dtype, layout and width of the page table on one
     device. A backend that does not split is a BackendError.
     """
-    choose = _given(backend, "number of splits", _backend(backend).num_splits)
+    choose = given(backend, "number of splits", backend_named(_BACKENDS, backend, _WHAT).num_splits)
     return int(choose(_problem(*operands, **arguments)))
 
 
@@ -239,29 +224,13 @@ def workspace_size(*operands: Tensor, backend: str, **arguments: Any) -> int:
 
     A backend that takes none is a BackendError.
     """
-    size = _given(backend, "workspace", _backend(backend).workspace_size)
+    size = given(backend, "workspace", backend_named(_BACKENDS, backend, _WHAT).workspace_size)
     return int(size(_problem(*operands, **arguments)))
 
 
 def _kernels(name: str, arch: int, **arguments: Any) -> tuple[Kernel, ...]:
     """Return what an entry of `_BUILDS` launches on an architecture for these arguments."""
     return _BUILDS[name].kernels(_problem(**arguments), arch)
-
-
-def _backend(name: str) -> Backend:
-    found = _BACKENDS.get(name)
-    if found is None:
-        raise BackendError(
-            f"attention backend: expected one of {', '.join(_BACKENDS)}, got {name!r}"
-        )
-    return found
-
-
-def _given(backend: str, what: str, function: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Return the function, or refuse a backend that has no such thing."""
-    if function is None:
-        raise BackendError(f"{what}: expected a backend that has such, got {backend!r}")
-    return function
 
 
 def _problem(*operands: Tensor, **arguments: Any) -> Problem:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.errors import BackendError, ShapeError
+from engine.errors import BackendError
 from engine.kernels.cubin import CudaKernel, Launch, compile_cubin
+from engine.kernels.machine import num_sms
 from engine.kernels.op import Binary, Kernel
+from engine.kernels.operands import room
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -136,8 +138,7 @@ def rows_of_block(problem: Problem) -> int:
 def programs(problem: Problem) -> int:
     """Blocks of the launch that reads the rows: one an SM, whatever the lengths."""
     _check_device(problem)
-    properties = torch.cuda.get_device_properties(problem.q.device)
-    return int(properties.multi_processor_count)
+    return num_sms(problem.q.device)
 
 
 def merge_threads(problem: Problem) -> int:
@@ -207,19 +208,10 @@ def _kernels(
 
 
 def _partial_results(problem: Problem) -> tuple[Tensor, Tensor]:
-    size, workspace = workspace_size(problem), problem.workspace
-    if workspace is None:
-        workspace = torch.empty(size, dtype=torch.float32, device=problem.q.device)
-    fits = workspace.dtype == torch.float32 and workspace.device == problem.q.device
-    is_aligned = workspace.data_ptr() % 16 == 0
-    if not fits or not is_aligned or not workspace.is_contiguous() or workspace.numel() < size:
-        raise ShapeError(
-            f"workspace: expected at least {size} contiguous float32 on {problem.q.device} from a "
-            f"multiple of 16 bytes on, got {workspace.numel()} {workspace.dtype} on "
-            f"{workspace.device} with strides {workspace.stride()}"
-        )
-    flat, num_outputs = workspace.view(-1), size // (VALUE_DIM // 2 + 1) * (VALUE_DIM // 2)
-    return flat[:num_outputs], flat[num_outputs:size]
+    size = workspace_size(problem)
+    flat = room(problem.workspace, size, problem.q.device, is_aligned=True)
+    num_outputs = size // (VALUE_DIM // 2 + 1) * (VALUE_DIM // 2)
+    return flat[:num_outputs], flat[num_outputs:]
 
 
 def _params(problem: Problem, partial_out: Tensor, partial_lse: Tensor) -> Params:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from engine.errors import BackendError, ShapeError
+from engine.kernels.operands import check_device, check_num_splits, check_tensor
 
-MOST_SPLITS = 65535  # second and third dim of a CUDA grid
 _LENGTH_DTYPES = (torch.int32, torch.int64)
 _ROW_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -79,10 +79,10 @@ def pose(
         out = torch.empty(out_shape, dtype=q.dtype, device=q.device)
     if lse is None:
         lse = torch.empty(out_shape[:3], dtype=lse_dtype, device=q.device)
-    _check("out", out, out_shape, (q.dtype,))
-    _check("lse", lse, out_shape[:3], (lse_dtype,), last_contiguous=False)
+    check_tensor("out", out, out_shape, (q.dtype,))
+    check_tensor("lse", lse, out_shape[:3], (lse_dtype,), last_contiguous=False)
     others = (kv_pages, page_table, context_lens, ancestor_bits, tree_sizes, tree_kv, out, lse)
-    _check_device(q, others)
+    check_device(q.device, others)
     return Problem(
         q,
         kv_pages,
@@ -118,19 +118,16 @@ def _refuse_options(kv_scales: Tensor | None, num_splits: int | None) -> None:
             f"kv_scales: expected None, got a tensor of shape {tuple(kv_scales.shape)} "
             "(no backend reads quantised pages)"
         )
-    if num_splits is not None and not 1 <= num_splits <= MOST_SPLITS:
-        raise ShapeError(
-            f"num_splits: expected 1..{MOST_SPLITS}, got {num_splits} (a dim of the grid)"
-        )
+    check_num_splits(num_splits)
 
 
 def _check_rows(q: Tensor, kv_pages: Tensor, tree_kv: Tensor | None, value_dim: int) -> None:
     """Queries and rows agree in width and dtype."""
-    _check("q", q, (None, None, None, None), _ROW_DTYPES)
+    check_tensor("q", q, (None, None, None, None), _ROW_DTYPES)
     N, T, _, D = q.shape
-    _check("kv_pages", kv_pages, (None, None, D), (q.dtype,))
+    check_tensor("kv_pages", kv_pages, (None, None, D), (q.dtype,))
     if tree_kv is not None:
-        _check("tree_kv", tree_kv, (N, T, D), (q.dtype,))
+        check_tensor("tree_kv", tree_kv, (N, T, D), (q.dtype,))
     if min(q.shape[1:]) < 1 or kv_pages.shape[1] < 1:
         raise ShapeError(
             f"q, kv_pages: expected T, H, D and L of at least 1, got q {tuple(q.shape)} "
@@ -150,43 +147,12 @@ def _check_tables(
 ) -> None:
     """Page table, lengths and mask describe the N sequences and T tokens of q."""
     N, T = tree_shape
-    _check("page_table", page_table, (N, None), (torch.int32,))
-    _check("context_lens", context_lens, (N,), _LENGTH_DTYPES)
-    _check("tree_sizes", tree_sizes, (N,), _LENGTH_DTYPES)
-    _check("ancestor_bits", ancestor_bits, (N, T, None), (torch.int32,))
+    check_tensor("page_table", page_table, (N, None), (torch.int32,))
+    check_tensor("context_lens", context_lens, (N,), _LENGTH_DTYPES)
+    check_tensor("tree_sizes", tree_sizes, (N,), _LENGTH_DTYPES)
+    check_tensor("ancestor_bits", ancestor_bits, (N, T, None), (torch.int32,))
     if ancestor_bits.shape[2] * 32 < T:
         raise ShapeError(
             f"ancestor_bits: expected at least {-(-T // 32)} words of 32 bits for {T} tree "
             f"tokens, got {ancestor_bits.shape[2]}"
         )
-
-
-def _check(
-    name: str,
-    tensor: Tensor,
-    shape: tuple[int | None, ...],
-    dtypes: tuple[torch.dtype, ...],
-    *,
-    last_contiguous: bool = True,
-) -> None:
-    """Raise ShapeError unless `tensor` has this shape (None: any), dtype and layout."""
-    fits = tensor.dim() == len(shape) and all(
-        want is None or want == have for want, have in zip(shape, tensor.shape, strict=True)
-    )
-    if not fits:
-        wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise ShapeError(f"{name}: expected shape [{wanted}], got {list(tensor.shape)}")
-    if tensor.dtype not in dtypes:
-        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise ShapeError(f"{name}: expected dtype {wanted}, got {tensor.dtype}")
-    if last_contiguous and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-        raise ShapeError(
-            f"{name}: expected a contiguous last dim, got strides {tensor.stride()} "
-            "(nothing is copied behind the caller's back)"
-        )
-
-
-def _check_device(q: Tensor, others: tuple[Tensor | None, ...]) -> None:
-    for other in others:
-        if other is not None and other.device != q.device:
-            raise ShapeError(f"operands: expected all on {q.device}, got one on {other.device}")

@@ -26,10 +26,12 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.errors import BackendError, ShapeError
+from engine.errors import BackendError
+from engine.kernels.machine import arch_of, num_sms
+from engine.kernels.operands import room
 from engine.kernels.tree_attention import tiles
 from engine.kernels.tree_attention.problem import refuse_splits
-from engine.kernels.tree_attention.triton_split import arch_of, num_sms
+from engine.kernels.tree_attention.triton_split import merge_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -138,55 +140,6 @@ def ladder_kernel(
     tl.store(lse_rows, lse, mask=stored)
 
 
-@triton.jit
-def ladder_merge_kernel(
-    partial_out_ptr,  # [num_splits, rows, VALUE_DIM] float32, rows = N * T * H
-    partial_lse_ptr,  # [num_splits, rows] float32
-    out_ptr,  # [N, T, H, VALUE_DIM]
-    lse_ptr,  # [N, T, H] float32
-    T, H, num_rows, num_splits,
-    stride_out_sequence, stride_out_token, stride_out_head,
-    stride_lse_sequence, stride_lse_token, stride_lse_head,
-    VALUE_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
-):  # fmt: skip
-    """Write out and lse of a block of rows: partial results weighted by exp(their lse - lse)."""
-    rows = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
-    stored = rows < num_rows
-    dims = tl.arange(0, VALUE_DIM)
-    peak = tl.full([BLOCK_ROWS], -float("inf"), tl.float32)
-    total = tl.zeros([BLOCK_ROWS], tl.float32)
-    acc = tl.zeros([BLOCK_ROWS, VALUE_DIM], tl.float32)
-
-    for first_split in range(0, num_splits, BLOCK_SPLITS):
-        splits = first_split + tl.arange(0, BLOCK_SPLITS)
-        live = (splits < num_splits)[None, :] & stored[:, None]
-        partial_rows = splits[None, :].to(tl.int64) * num_rows + rows[:, None]
-        partial_lse = tl.load(partial_lse_ptr + partial_rows, mask=live, other=-float("inf"))
-        partial_out = tl.load(
-            partial_out_ptr + partial_rows[:, :, None] * VALUE_DIM + dims[None, None, :],
-            mask=live[:, :, None],
-            other=0.0,
-        )
-        new_peak = tl.maximum(peak, tl.max(partial_lse, 1))
-        # Rows of which no split saw anything yet keep peak -inf; shifting by 0 keeps weights at 0.
-        shift = tl.where(new_peak == -float("inf"), 0.0, new_peak)
-        weights = tl.exp2((partial_lse - shift[:, None]) * tiles.LOG2_E)
-        decay = tl.exp2((peak - shift) * tiles.LOG2_E)
-        total = total * decay + tl.sum(weights, 1)
-        acc = acc * decay[:, None] + tl.sum(weights[:, :, None] * partial_out, 1)
-        peak = new_peak
-
-    seen = total != 0.0  # true of NaN
-    divisor = tl.where(seen, total, 1.0)
-    lse = tl.where(seen, peak + tl.log2(divisor) * tiles.LN_2, -float("inf"))
-    head, token, sequence = rows % H, rows // H % T, rows // H // T
-    out_rows = sequence * stride_out_sequence + token * stride_out_token + head * stride_out_head
-    out = (acc / divisor[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + out_rows[:, None] + dims[None, :], out, mask=stored[:, None])
-    lse_rows = sequence * stride_lse_sequence + token * stride_lse_token + head * stride_lse_head
-    tl.store(lse_ptr + lse_rows, lse, mask=stored)
-
-
 def run(problem: Problem, switches: Switches) -> None:
     """Write `out` and `lse` in one launch, or in two if the rows are split."""
     tiles.check(problem, "ladder")
@@ -214,15 +167,15 @@ def launches(problem: Problem, switches: Switches, arch: int) -> tuple[Launch, .
     # Rows are few, so on a device each has its own program; the interpreter pays by the program.
     block_rows = 1 if arch else 16
     merge = Launch(
-        ladder_merge_kernel,
-        (-(-N * T * H // block_rows),),
+        merge_kernel,
+        (-(-N * T * H // block_rows), 1),
         (
             partial_out, partial_lse, problem.out, problem.lse, T, H, N * T * H, num_splits,
             *problem.out.stride()[:3], *problem.lse.stride(),
         ),
         {
-            "VALUE_DIM": problem.value_dim, "BLOCK_ROWS": block_rows,
-            "BLOCK_SPLITS": BLOCK_SPLITS, "num_warps": MERGE_WARPS,
+            "VALUE_DIM": problem.value_dim, "BLOCK_DIMS": problem.value_dim,
+            "BLOCK_ROWS": block_rows, "BLOCK_SPLITS": BLOCK_SPLITS, "num_warps": MERGE_WARPS,
         },
     )  # fmt: skip
     results = (partial_out, partial_lse)
@@ -303,17 +256,8 @@ def _walk(
 
 def _partial_results(problem: Problem, num_splits: int) -> tuple[Tensor, Tensor]:
     """Room for partial out and lse, in the caller's workspace if there is one."""
-    num_rows, workspace = num_splits * problem.lse.numel(), problem.workspace
-    size = num_rows * (problem.value_dim + 1)
-    if workspace is None:
-        workspace = torch.empty(size, dtype=torch.float32, device=problem.q.device)
-    fits = workspace.dtype == torch.float32 and workspace.device == problem.q.device
-    if not fits or not workspace.is_contiguous() or workspace.numel() < size:
-        raise ShapeError(
-            f"workspace: expected at least {size} contiguous float32 on {problem.q.device} "
-            f"({num_splits} splits), got {workspace.numel()} {workspace.dtype} on "
-            f"{workspace.device} with strides {workspace.stride()}"
-        )
-    flat, num_outputs = workspace.view(-1), num_rows * problem.value_dim
+    num_rows, reason = num_splits * problem.lse.numel(), f" ({num_splits} splits)"
+    size, num_outputs = num_rows * (problem.value_dim + 1), num_rows * problem.value_dim
+    flat = room(problem.workspace, size, problem.q.device, reason=reason)
     shape = (num_splits, *problem.out.shape)
-    return flat[:num_outputs].view(shape), flat[num_outputs:size].view(shape[:-1])
+    return flat[:num_outputs].view(shape), flat[num_outputs:].view(shape[:-1])

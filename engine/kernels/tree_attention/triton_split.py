@@ -16,14 +16,13 @@ Costs 2 * num_splits * N * T * H * (value_dim + 1) * 4 bytes of traffic for the 
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING
 
-import torch
 import triton
 import triton.language as tl
 
-from engine.errors import ShapeError
+from engine.kernels.machine import arch_of, num_sms
+from engine.kernels.operands import room
 from engine.kernels.tree_attention import tiles
 
 if TYPE_CHECKING:
@@ -59,8 +58,6 @@ MIN_SPLIT_ROWS = 2 * tiles.BLOCK_KEYS  # below this a split costs more in mergin
 MERGE_WARPS = 4
 BLOCK_SPLITS = 32  # partial rows a merging program has in flight
 MERGE_DIMS = 128  # most dims of a merging program: more programs than SMs also for few rows
-INTERPRETER_SMS = 8  # stands in for the number of SMs where there is no device
-INTERPRETER_ARCH = 0  # and for the architecture
 
 
 @triton.jit
@@ -335,38 +332,12 @@ def num_row_blocks(problem: Problem) -> int:
     return -(-T * H // packed(problem, arch_of(problem.q.device))["BLOCK_ROWS"])
 
 
-@cache
-def arch_of(device: torch.device) -> int:
-    """Architecture of a device, 90 for sm_90; a stand-in for Triton's interpreter."""
-    if device.type != "cuda":
-        return INTERPRETER_ARCH
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
-
-
-@cache
-def num_sms(device: torch.device) -> int:
-    """SMs of a device; a stand-in for Triton's interpreter."""
-    if device.type != "cuda":
-        return INTERPRETER_SMS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
 def _partial_results(problem: Problem, num_splits: int) -> tuple[Tensor, Tensor]:
     """Room for partial out and lse, in the caller's workspace if there is one."""
-    size, workspace = workspace_size(problem, num_splits), problem.workspace
-    if workspace is None:
-        workspace = torch.empty(size, dtype=torch.float32, device=problem.q.device)
-    fits = workspace.dtype == torch.float32 and workspace.device == problem.q.device
-    if not fits or not workspace.is_contiguous() or workspace.numel() < size:
-        raise ShapeError(
-            f"workspace: expected at least {size} contiguous float32 on {problem.q.device} "
-            f"({num_splits} splits), got {workspace.numel()} {workspace.dtype} on "
-            f"{workspace.device} with strides {workspace.stride()}"
-        )
+    size, reason = workspace_size(problem, num_splits), f" ({num_splits} splits)"
+    flat = room(problem.workspace, size, problem.q.device, reason=reason)
     num_outputs = num_splits * problem.out.numel()
-    flat = workspace.view(-1)
-    return flat[:num_outputs], flat[num_outputs:size]
+    return flat[:num_outputs], flat[num_outputs:]
 
 
 def _launch_split(

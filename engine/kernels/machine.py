@@ -1,0 +1,27 @@
+"""What a launch asks of the device it runs on, with stand-ins for Triton's interpreter."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+INTERPRETER_SMS = 8  # stands in for the number of SMs where there is no device
+INTERPRETER_ARCH = 0  # and for the architecture
+
+
+@cache
+def arch_of(device: torch.device) -> int:
+    """Architecture of a device, 90 for sm_90; a stand-in for Triton's interpreter."""
+    if device.type != "cuda":
+        return INTERPRETER_ARCH
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+@cache
+def num_sms(device: torch.device) -> int:
+    """SMs of a device; a stand-in for Triton's interpreter."""
+    if device.type != "cuda":
+        return INTERPRETER_SMS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
