@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 # Rows and keys of a tile of packed rows, stages of the loops over the prefix and over the tree,
 # warps, and how many programs an SM holds at D = 576 in bf16. Measured on an H200 at 64k tokens:
 # few rows are fastest in short tiles, which read the cache several times through L2 but hide each
-# other's latency (72 rows, page 64: 80 µs against 85); many rows in tall ones (520 rows: 297
-# against 390). Cards with 99 KB get the narrow ones, the largest that do not spill there.
+# other's latency; many rows in tall ones. Cards with 99 KB get the narrow ones, the largest that do
+# not spill there.
 SHORT_TILES = {
     "BLOCK_ROWS": 16,
     "BLOCK_KEYS": 64,
