@@ -25,9 +25,10 @@ from math import prod
 
 import torch
 
-from engine.budget import CostOrigin
+from engine.budget import CostOrigin, tree_budget
 from engine.config import DrafterConfig, EngineConfig, TargetConfig
 from engine.drafter import DraftModel, drafter_shapes
+from engine.drafter_context import REWIND_ROWS
 from engine.kernels import Cost
 from engine.quantized import Weight, quantization_of
 from engine.target import Shape, Target, target_shapes
@@ -97,6 +98,71 @@ def cost_origin(target: Target, drafter: DraftModel | None, config: EngineConfig
 def weight_bytes(weights: Mapping[str, Weight]) -> dict[str, int]:
     """Return the bytes of every weight as it is stored, scales included."""
     return {name: weight.nbytes for name, weight in weights.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentBytes:
+    """What an engine keeps on its device between two steps; a pass needs room beside it."""
+
+    target_weights: int
+    drafter_weights: int
+    latent_pages: int
+    drafter_context: int  # at most: its buffers double when they are full
+    tree_scratch: int
+
+    @property
+    def total(self) -> int:
+        """Their sum."""
+        return sum(getattr(self, name) for name in self.__slots__)
+
+
+def resident_bytes(
+    target: Target, drafter: DraftModel | None, config: EngineConfig, *, num_seqs: int = 1
+) -> ResidentBytes:
+    """Return what an engine keeps for `num_seqs` sequences of up to `max_context` tokens.
+
+    Weights may be on the device `meta`: nothing is looked at but shapes and dtypes.
+    """
+    itemsize, sizes = target.dtype.itemsize, target.config
+    drafts = None if drafter is None or config.mode == "ar" else drafter.config
+    num_pages = config.num_pages or pool_pages(config, drafts, num_seqs)
+    rows = num_pages * config.page_size
+    features = drafts.hidden_size if drafts is not None and config.prefix_reuse else 0
+    tree_rows = num_seqs * (1 + most_nodes(config, drafts, num_seqs))
+    is_hybrid = config.cache_layout == "hybrid"
+    context = 0
+    if drafts is not None:
+        kept = drafter_kv_bytes(
+            drafts,
+            2 * config.max_context,
+            itemsize=itemsize,
+            drafter_context=config.drafter_context,
+        )
+        spare = draft_row_bytes(drafts, itemsize=itemsize) * (drafts.block_size + REWIND_ROWS)
+        context = num_seqs * (kept + spare)
+    return ResidentBytes(
+        target_weights=sum(weight_bytes(target.tensors).values()),
+        drafter_weights=0 if drafter is None else _drafter_bytes(drafter.config, itemsize),
+        latent_pages=latent_bytes(sizes, rows, itemsize=itemsize) + rows * features * itemsize,
+        drafter_context=context,
+        tree_scratch=latent_bytes(sizes, tree_rows, itemsize=itemsize) if is_hybrid else 0,
+    )
+
+
+def most_nodes(config: EngineConfig, drafter: DrafterConfig | None, num_seqs: int) -> int:
+    """Return how many draft nodes one tree can have in a batch of `num_seqs`; None drafts none."""
+    if drafter is None:
+        return 0
+    most = tree_budget(config.budget_policy, config.node_budget, num_seqs)
+    return min(most, drafter.horizon) if config.mode == "dflash" else most
+
+
+def pool_pages(config: EngineConfig, drafter: DrafterConfig | None, num_seqs: int) -> int:
+    """Return the pages that `num_seqs` sequences of `max_context` tokens need with their trees."""
+    ahead = most_nodes(config, drafter, num_seqs)
+    if drafter is not None and config.cache_layout == "hybrid":
+        ahead = min(ahead, drafter.horizon)  # pages get the accepted path only
+    return num_seqs * -(-(config.max_context + ahead) // config.page_size)
 
 
 def latent_bytes(config: TargetConfig, num_tokens: int, *, itemsize: int) -> int:
@@ -184,6 +250,10 @@ def draft_row_bytes(config: DrafterConfig, *, itemsize: int) -> int:
     """Return the bytes of one token's keys and values in all layers of a drafter."""
     heads = config.num_key_value_heads * config.head_dim
     return 2 * heads * config.num_hidden_layers * itemsize
+
+
+def _drafter_bytes(config: DrafterConfig, itemsize: int) -> int:
+    return itemsize * sum(map(prod, drafter_shapes(config).values()))
 
 
 def _matrices(shapes: Mapping[str, Shape]) -> dict[str, Shape]:

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from engine.batch import Snapshot, StepBatch, StepResult
-from engine.budget import CostTable, allot, tree_budget
-from engine.config import EngineConfig
-from engine.cost import cost_origin
+from engine.budget import CostTable, allot
+from engine.config import DrafterConfig, EngineConfig
+from engine.cost import cost_origin, most_nodes, pool_pages
 from engine.device import upload
 from engine.draft_tree import (
     Acceptance,
@@ -284,10 +284,11 @@ class Engine:
 
     def most_nodes(self, num_seqs: int) -> int:
         """Return how many draft nodes one tree can have in a batch of `num_seqs`."""
-        if self.drafter is None:
-            return 0
-        most = tree_budget(self.config.budget_policy, self.config.node_budget, num_seqs)
-        return min(most, self.drafter.config.horizon) if self.config.mode == "dflash" else most
+        return most_nodes(self.config, self._drafts, num_seqs)
+
+    @property
+    def _drafts(self) -> DrafterConfig | None:
+        return None if self.drafter is None else self.drafter.config
 
     def _check_draft(self, draft_logits: Tensor, num_seqs: int) -> None:
         """Refuse drafts of other sequences or of tokens that the target does not have."""
@@ -335,10 +336,7 @@ class Engine:
         """Return the cache; one whose size is the engine's own business has room for all."""
         config, live = self.config, 0 if self.cache is None else len(self.cache.sequences)
         # A live sequence may be of a larger batch, with a larger share in its nodes, than this one.
-        ahead = self.most_nodes(live + num_seqs)
-        if self.drafter is not None and config.cache_layout == "hybrid":
-            ahead = min(ahead, self.drafter.config.horizon)  # pages get the accepted path only
-        wanted = (live + num_seqs) * -(-(config.max_context + ahead) // config.page_size)
+        wanted = pool_pages(config, self._drafts, live + num_seqs)
         if self.cache is None:
             self.cache = self._new_cache(config.num_pages or wanted)
         elif config.num_pages is None and wanted > self.cache.shape.num_pages:

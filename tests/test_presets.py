@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from engine.errors import ConfigError
-from engine.presets import END_TOKEN, NAMES, NUM_BYTES, TEXTS, preset, sample_text
+from engine.presets import END_TOKEN, NUM_BYTES, TEXTS, preset, sample_text
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["tiny", "nano"])
 def test_a_preset_is_the_same_each_time(name):
     first, second = preset(name), preset(name)
 
@@ -27,7 +27,7 @@ def test_a_seed_makes_other_random_weights_and_none_where_they_are_trained():
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(ConfigError, match="preset: expected one of tiny, nano, got 'huge'"):
+    with pytest.raises(ConfigError, match="preset: expected one of tiny, nano, kimi.*, got 'huge'"):
         preset("huge")
     with pytest.raises(ConfigError, match="text: expected one of predictable, code, prose"):
         sample_text("../target/config.json")
