@@ -85,7 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--page-size", type=int, default=16, metavar="L", help=f"one of {sizes} rows")
     add("--cache-layout", default="paged", metavar="NAME", help=", ".join(CACHE_LAYOUTS))
     backends = ", ".join(OPS["tree_attention"].implementations)
-    add("--backend", default="reference", metavar="NAME", help=backends)
+    add("--backend", default="reference", metavar="NAME", help=f"of attention: {backends}")
+    backends = ", ".join(OPS["grouped_experts"].implementations)
+    add("--moe-backend", default="reference", metavar="NAME", help=f"of experts: {backends}")
     add("--device", default="cpu", choices=("cpu", "cuda"))
     add("--regime", type=int, metavar="N", help="commit N tokens in every step")
     add("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy")
@@ -179,6 +181,7 @@ def _config(options: argparse.Namespace, prompt: Sequence[int]) -> EngineConfig:
         page_size=options.page_size,
         cache_layout=options.cache_layout,
         attention_backend=options.backend,
+        moe_backend=options.moe_backend,
         max_context=len(prompt) + options.max_new_tokens,
     )
 
@@ -228,7 +231,8 @@ def _models(options: argparse.Namespace, prompt: Sequence[int]) -> tuple[Target,
     if options.regime is None:
         return target, drafter
     ahead = options.max_new_tokens + drafter.config.block_size
-    known = record_continuation(target, prompt, ahead, backends=Backends(options.backend))
+    backends = Backends(options.backend, options.moe_backend)
+    known = record_continuation(target, prompt, ahead, backends=backends)
     return target, PlantedDrafter(drafter, [known], options.regime)
 
 
