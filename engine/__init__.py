@@ -8,7 +8,7 @@ from engine.batch import Snapshot, StepBatch, StepResult
 from engine.budget import CostOrigin, CostTable
 from engine.calibration import measure_costs
 from engine.config import DrafterConfig, EngineConfig, TargetConfig, YarnConfig
-from engine.cost import step_bytes
+from engine.cost import StepShape, resident_bytes, stage_costs, step_bytes
 from engine.decoder import Engine
 from engine.draft_tree import (
     Acceptance,
@@ -33,7 +33,7 @@ from engine.errors import (
     WeightsError,
 )
 from engine.observer import STAGES, StageClock, StageObserver
-from engine.planted import PlantedDrafter, record_continuation
+from engine.planted import PlantedDrafter, begin_planted, plant_step, record_continuation
 from engine.presets import Preset, preset, sample_text
 from engine.sampling import Sampling
 from engine.sequence import Generation
@@ -68,23 +68,28 @@ __all__ = [
     "StageObserver",
     "StepBatch",
     "StepResult",
+    "StepShape",
     "Target",
     "TargetConfig",
     "WeightsError",
     "YarnConfig",
     "accept",
     "accept_batch",
+    "begin_planted",
     "build_draft_tree",
     "build_from_log_probs",
     "chain_tree",
     "load_drafter",
     "load_target",
     "measure_costs",
+    "plant_step",
     "preset",
     "record_continuation",
+    "resident_bytes",
     "root_tree",
     "sample_text",
     "save_drafter",
     "save_target",
+    "stage_costs",
     "step_bytes",
 ]

@@ -25,15 +25,17 @@ from math import prod
 
 import torch
 
-from engine.budget import CostOrigin, tree_budget
+from engine.budget import CostOrigin, CostTable, tree_budget
 from engine.config import DrafterConfig, EngineConfig, TargetConfig
 from engine.drafter import DraftModel, drafter_shapes
 from engine.drafter_context import REWIND_ROWS
+from engine.errors import ConfigError
 from engine.kernels import Cost
 from engine.quantized import Weight, quantization_of
 from engine.target import Shape, Target, target_shapes
 
 EMBEDDING = "model.embed_tokens.weight"
+FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,22 @@ def step_bytes(
     )
 
 
+def stage_costs(target: Target, drafter: DraftModel, shape: StepShape) -> dict[str, Cost]:
+    """Return the least bytes and FLOP of each stage of a step; the sum is `step_bytes` and logits.
+
+    Building reads the draft logits once. Nothing has to move for a commit: accepted rows may lie
+    where they stay.
+    """
+    drafts = drafter.config
+    logits = shape.num_seqs * drafts.horizon * drafts.vocab_size * FLOAT32_BYTES
+    return {
+        "draft": draft_cost(drafts, shape),
+        "build": Cost(bytes=logits, flops=0),
+        "verify": verify_cost(target.config, shape, weight_bytes(target.tensors)),
+        "commit": Cost(bytes=0, flops=0),
+    }
+
+
 def cost_origin(target: Target, drafter: DraftModel | None, config: EngineConfig) -> CostOrigin:
     """Return what a cost table of this engine holds for: machine, versions, models, layout."""
     device = target.device
@@ -93,6 +111,19 @@ def cost_origin(target: Target, drafter: DraftModel | None, config: EngineConfig
         cache_layout=config.cache_layout,
         model=hashlib.sha256(models.encode()).hexdigest()[:16],
     )
+
+
+def check_costs(
+    target: Target, drafter: DraftModel | None, config: EngineConfig, cost_table: CostTable | None
+) -> None:
+    """Refuse a cost table of another engine, or none where the policy weighs with it."""
+    if cost_table is not None:
+        cost_table.check_origin(cost_origin(target, drafter, config))
+    elif config.budget_policy == "adaptive":
+        raise ConfigError(
+            "cost_table: expected one, got None (budget policy 'adaptive' weighs nodes by what "
+            "they cost here: measure_costs)"
+        )
 
 
 def weight_bytes(weights: Mapping[str, Weight]) -> dict[str, int]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from engine.batch import Snapshot, StepBatch, StepResult
 from engine.budget import CostTable, allot
 from engine.config import DrafterConfig, EngineConfig
-from engine.cost import cost_origin, most_nodes, pool_pages
+from engine.cost import check_costs, most_nodes, pool_pages
 from engine.device import upload
 from engine.draft_tree import (
     Acceptance,
@@ -92,7 +92,7 @@ class Engine:
     ) -> None:
         self.backends = Backends.of(config)
         _check_parts(target, drafter, config)
-        _check_costs(target, drafter, config, cost_table)
+        check_costs(target, drafter, config, cost_table)
         self.target = target
         self.drafter = None if config.mode == "ar" else drafter
         self.config = config
@@ -268,6 +268,25 @@ class Engine:
         """
         return self._begin(prompts, sampling, seed, 0)
 
+    def begin(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        sampling: Sampling = GREEDY,
+        seed: int | Sequence[int] = 0,
+        max_new_tokens: int = 0,
+    ) -> StepBatch:
+        """Start a batch whose rows its caller brings: `prefill` without the prefill."""
+        if not isinstance(sampling, Sampling):
+            raise RequestError(
+                f"sampling: expected a Sampling, got {sampling!r} (how tokens are chosen)"
+            )
+        vocab_size, max_context = self.target.config.vocab_size, self.config.max_context
+        check_prompts(prompts, vocab_size, max_context, max_new_tokens=max_new_tokens)
+        sequences = new_sequences(prompts, self._num_seqs, sampling=sampling, seed=seed)
+        self._num_seqs += len(prompts)
+        return self._new_batch(sequences, sampling)
+
     def snapshot(self, batch: StepBatch) -> Snapshot:
         """Return the present point of `batch`; nothing is copied."""
         return batch.snapshot()
@@ -307,16 +326,8 @@ class Engine:
         seed: int | Sequence[int],
         max_new_tokens: int,
     ) -> StepBatch:
-        """Check, make a batch and prefill it; whatever happens on the way, no page is lost."""
-        if not isinstance(sampling, Sampling):
-            raise RequestError(
-                f"sampling: expected a Sampling, got {sampling!r} (how tokens are chosen)"
-            )
-        vocab_size, max_context = self.target.config.vocab_size, self.config.max_context
-        check_prompts(prompts, vocab_size, max_context, max_new_tokens=max_new_tokens)
-        sequences = new_sequences(prompts, self._num_seqs, sampling=sampling, seed=seed)
-        self._num_seqs += len(prompts)
-        batch = self._new_batch(sequences, sampling)
+        """Make a batch and prefill it; whatever happens on the way, no page is lost."""
+        batch = self.begin(prompts, sampling=sampling, seed=seed, max_new_tokens=max_new_tokens)
         with ExitStack() as on_failure:
             on_failure.callback(batch.keep, [])
             Prefill(self.target, self.drafter, self.config)(batch)
@@ -373,18 +384,6 @@ def _check_parts(target: Target, drafter: DraftModel | None, config: EngineConfi
         raise ConfigError(
             f"max_context: expected at most {longest}, got {config.max_context} "
             "(the target's max_position_embeddings)"
-        )
-
-
-def _check_costs(
-    target: Target, drafter: DraftModel | None, config: EngineConfig, cost_table: CostTable | None
-) -> None:
-    if cost_table is not None:
-        cost_table.check_origin(cost_origin(target, drafter, config))
-    elif config.budget_policy == "adaptive":
-        raise ConfigError(
-            "cost_table: expected one, got None (budget policy 'adaptive' weighs nodes by what "
-            "they cost here: measure_costs)"
         )
 
 

@@ -1,16 +1,23 @@
-"""A drafter whose commit length is chosen, so that a regime can be timed without trained weights.
+"""Commit lengths and contexts that are chosen, so that a regime can be timed without its text.
 
-The wrapped drafter does all of its work; afterwards its logits are steered with what the target
-is known to say: the next tokens of the recorded greedy continuation become certain, and the one
-after them is banned, so that the target must disagree exactly there.
+A planted drafter does all of its work; afterwards its logits are steered with what the target is
+known to say: the next tokens of the recorded greedy continuation become certain, and the one after
+them is banned, so that the target must disagree exactly there.
+
+A planted context is rows that nobody computed: a step behind them reads as much, in less time than
+a long prompt takes to prefill. What it says means nothing.
 """
 
+import random
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor
 
+from engine.batch import StepBatch, StepResult
 from engine.config import DrafterConfig
+from engine.decoder import Engine
 from engine.drafter import DraftModel, DraftRequest, TapRows
 from engine.drafter_context import DrafterContext
 from engine.errors import ConfigError, RequestError
@@ -22,6 +29,7 @@ from engine.verify import REFERENCE, Backends, append_chain
 PLANT_MARGIN = 64.0  # above a row's largest logit: in float32 all other probability vanishes
 PREFILL_CHUNK = 64
 PAGE_SIZE = 64
+PLANTED_ROWS = 16384  # rows of a context made at a time
 
 
 def record_continuation(
@@ -153,3 +161,107 @@ class PlantedDrafter:
                 f"continuation of sequence {sequence_id}: expected one for each prompt, got "
                 f"{len(self.continuations)} (nothing to plant)"
             ) from error
+
+
+def begin_planted(engine: Engine, num_tokens: Sequence[int], *, seed: int = 0) -> StepBatch:
+    """Start a batch as if prompts had been prefilled, its rows random and none computed.
+
+    Parameters
+    ----------
+    engine : Engine
+    num_tokens : sequence of N int
+        Committed rows of each sequence. Rows of cache and drafter context have the size that
+        normalised ones have.
+    seed : int
+        Of the tokens, and of the rows, which differ between kinds of devices.
+
+    Raises
+    ------
+    ConfigError
+        The engine reuses prefixes: later prompts would start from these rows.
+    RequestError
+        A sequence exceeds `max_context`.
+    OutOfPagesError
+        The pool is too small; the pages of this batch are given back.
+    """
+    if engine.config.prefix_reuse:
+        raise ConfigError("prefix_reuse: expected False, got True (planted rows are no prompt's)")
+    source = random.Random(seed)  # noqa: S311 - any tokens will do, but always the same
+    vocabulary = range(engine.target.config.vocab_size)
+    batch = engine.begin([source.choices(vocabulary, k=count + 1) for count in num_tokens])
+    draws = torch.Generator(engine.target.device).manual_seed(seed)
+    with ExitStack() as on_failure:
+        on_failure.callback(batch.keep, [])
+        for index in range(len(num_tokens)):
+            _plant_rows(engine, batch, index, draws)
+        on_failure.pop_all()
+    return batch
+
+
+def plant_step(engine: Engine, batch: StepBatch, continuation: list[int]) -> StepResult:
+    """Rewrite what is planted next until a step commits its regime's length; `batch` is as it was.
+
+    In low precision what a target says depends on the shape of its pass, so what was recorded in
+    one may not come true in another. Here the step itself is asked: each run keeps what the last
+    one said and agrees with it a token farther at least.
+
+    Parameters
+    ----------
+    engine : Engine
+        Its drafter is a `PlantedDrafter` over `continuation`.
+    batch : StepBatch of one sequence
+    continuation : list of int
+        Mutated: from the next token on it is what the step says, then whatever it was.
+
+    Returns
+    -------
+    StepResult
+        Of the step that the next one from here repeats.
+
+    Raises
+    ------
+    ConfigError
+        The drafter is not planted, or no run came to agree with itself.
+    """
+    if not isinstance(engine.drafter, PlantedDrafter):
+        raise ConfigError(
+            f"drafter: expected a PlantedDrafter, got {type(engine.drafter).__name__} (nothing to "
+            "rewrite)"
+        )
+    wanted, start = engine.drafter.commit_length, engine.snapshot(batch)
+    first = len(batch.sequences[0].new_token_ids)
+    for _ in range(2 * engine.drafter.config.block_size):
+        result = engine.step(batch)
+        engine.rewind(batch, start)
+        (said,) = result.token_ids
+        agreed = continuation[first : first + len(said)] == list(said)
+        continuation[first : first + len(said)] = said
+        if agreed and len(said) == wanted:
+            return result
+    raise ConfigError(
+        f"continuation: expected steps of {wanted} tokens, got {len(said)} after many tries (the "
+        "target must say the same in each)"
+    )
+
+
+def _plant_rows(engine: Engine, batch: StepBatch, index: int, draws: torch.Generator) -> None:
+    """Commit random rows of one sequence to the cache and the drafter's context."""
+    target, cache, drafter = engine.target, batch.cache, engine.drafter
+    sequence = batch.sequences[index]
+    cache.begin(sequence.seq, ())
+
+    def normal(num_rows: int, width: int) -> Tensor:
+        drawn = torch.randn(num_rows, width, generator=draws, device=target.device)
+        return drawn.to(target.dtype)
+
+    for first in range(0, sequence.committed_length, PLANTED_ROWS):
+        count = min(PLANTED_ROWS, sequence.committed_length - first)
+        cache.reserve(sequence.seq, count)
+        slots = cache.slots(sequence.seq, range(first, first + count))
+        for layer in range(target.config.num_hidden_layers):
+            cache.write(layer, slots, normal(count, target.config.latent_dim))
+        cache.advance(sequence.seq, count)
+        if drafter is not None and batch.context is not None:
+            counts = [count if n == index else 0 for n in range(len(batch.sequences))]
+            features = normal(count, target.config.hidden_size)
+            drafter.extend_features(batch.context, features, counts)

@@ -10,11 +10,13 @@ from engine.cost import (
     drafter_kv_bytes,
     expected_experts_hit,
     latent_bytes,
+    stage_costs,
     step_bytes,
     verify_cost,
     weight_bytes,
 )
 from engine.drafter import drafter_shapes
+from engine.observer import STAGES
 from engine.presets import preset
 from engine.quantized import Fp8BlockWeight, Int4GroupWeight
 from engine.target import Target, target_shapes
@@ -127,6 +129,19 @@ def test_a_step_counts_a_quantised_target_as_it_is_stored():
 
     assert plain.bytes - quantised.bytes == 768 * 256 - 12 * 4
     assert plain.flops == quantised.flops
+
+
+def test_stages_cost_what_their_step_does():
+    models = preset("tiny", dtype=torch.bfloat16)
+
+    stages = stage_costs(models.target, models.drafter, StepShape(1024, 17))
+
+    whole, logits = step_bytes(models.target, models.drafter, 1024, 17), 7 * 260 * 4
+    assert tuple(stages) == STAGES
+    assert sum(cost.bytes for cost in stages.values()) == whole.bytes + logits
+    assert sum(cost.flops for cost in stages.values()) == whole.flops
+    assert stages["build"].bytes == logits
+    assert stages["verify"].kv_bytes == 4 * 80 * 2 * (1024 + 17)
 
 
 def test_a_small_models_cost_is_counted_by_hand():

@@ -4,8 +4,14 @@ import torch
 from engine.config import EngineConfig
 from engine.decoder import Engine
 from engine.drafter import DraftRequest, TapRows
-from engine.errors import ConfigError, RequestError
-from engine.planted import PLANT_MARGIN, PlantedDrafter, record_continuation
+from engine.errors import ConfigError, OutOfPagesError, RequestError
+from engine.planted import (
+    PLANT_MARGIN,
+    PlantedDrafter,
+    begin_planted,
+    plant_step,
+    record_continuation,
+)
 from engine.presets import preset
 
 MODELS = preset("nano", dtype=torch.float64)
@@ -119,3 +125,86 @@ def test_a_recording_is_the_plain_forwards_choice(length):
 def test_nothing_is_recorded_for_an_empty_prompt():
     with pytest.raises(RequestError, match="at least one token"):
         record_continuation(MODELS.target, [], 3)
+
+
+def planted_engine(commit_length, continuation, models=MODELS, **config):
+    drafter = PlantedDrafter(models.drafter, [continuation], commit_length)
+    return Engine(models.target, drafter, EngineConfig(max_context=200, **config))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("commit_length", range(1, 9))
+def test_a_step_is_planted_from_what_it_says_itself(commit_length, dtype):
+    continuation = [0] * 32
+    engine = planted_engine(commit_length, continuation, preset("nano", dtype=dtype))
+    batch = begin_planted(engine, [90])
+
+    for _ in range(2):
+        planned = plant_step(engine, batch, continuation)
+        before = batch.sequences[0].committed_length
+        assert engine.step(batch) == planned
+        assert planned.commit_lengths == (commit_length,)
+        assert batch.sequences[0].committed_length == before + commit_length
+
+    assert batch.sequences[0].new_token_ids == tuple(continuation[: 2 * commit_length])
+
+
+def test_what_is_planted_from_a_step_is_what_was_recorded():
+    continuation, known = [0] * 20, record_continuation(MODELS.target, PROMPT, 8)
+    engine = planted_engine(8, continuation)
+
+    plant_step(engine, engine.prefill([PROMPT]), continuation)
+
+    assert continuation[:8] == known
+
+
+def test_a_step_that_is_not_planted_is_refused():
+    engine = Engine(MODELS.target, MODELS.drafter, EngineConfig(max_context=64))
+
+    with pytest.raises(ConfigError, match="drafter: expected a PlantedDrafter, got Drafter"):
+        plant_step(engine, engine.prefill([PROMPT]), [])
+
+
+@pytest.mark.parametrize("layout", [{"page_size": 1}, {"page_size": 64, "cache_layout": "hybrid"}])
+def test_a_planted_context_is_all_there_and_nothing_is_computed(layout, monkeypatch):
+    monkeypatch.setattr("engine.planted.PLANTED_ROWS", 32)
+    engine = Engine(
+        MODELS.target, MODELS.drafter, EngineConfig(max_context=200, **layout), page_fill=torch.nan
+    )
+    monkeypatch.setattr(type(MODELS.target), "forward", None)
+
+    batch = begin_planted(engine, [90, 0, 33])
+
+    assert [engine.cache.length(seq) for seq in batch.seqs] == [90, 0, 33]
+    assert batch.context.lengths == [90, 0, 33]
+    for layer in range(2):
+        rows = torch.cat([engine.cache.gather(layer, seq) for seq in batch.seqs])
+        assert rows.unique(dim=0).shape == (123, 20)
+        assert rows.std().item() == pytest.approx(1.0, abs=0.1)
+    engine.cache.check_integrity()
+    monkeypatch.undo()
+    assert engine.step(batch).num_nodes == (16, 16, 16)
+
+
+def test_rows_are_planted_alike_each_time_and_not_where_prompts_reuse_them():
+    engines = [Engine(MODELS.target, None, EngineConfig(mode="ar")) for _ in range(3)]
+    for engine, seed in zip(engines, (0, 0, 1), strict=True):
+        begin_planted(engine, [20], seed=seed)
+    one, same, other = (engine.cache.gather(1, 0) for engine in engines)
+
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    reusing = Engine(MODELS.target, MODELS.drafter, EngineConfig(prefix_reuse=True))
+    with pytest.raises(ConfigError, match="prefix_reuse: expected False, got True"):
+        begin_planted(reusing, [20])
+
+
+def test_a_planted_context_without_room_gives_its_pages_back():
+    engine = Engine(
+        MODELS.target, MODELS.drafter, EngineConfig(max_context=64, num_pages=3, page_size=16)
+    )
+
+    with pytest.raises(OutOfPagesError):
+        begin_planted(engine, [40, 40])
+
+    assert engine.cache.num_free_pages == 3
