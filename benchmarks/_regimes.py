@@ -50,6 +50,25 @@ class StepAxes:
 
 
 @dataclass(frozen=True, slots=True)
+class RankStepAxes:
+    """The axes of `step.RankStep`, in the order of its parameters; none without a GPU."""
+
+    context_tokens: list[int]
+    page_sizes: list[int]
+    cache_layouts: list[str]
+    commit_lengths: list[int]
+    attention_backends: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class MoeAxes:
+    """The axes of `moe.MoeLayer`, in the order of its parameters."""
+
+    num_tokens: list[int]
+    moe_backends: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationAxes:
     """The axes of `generation.Generation`, in the order of its parameters."""
 
@@ -117,6 +136,30 @@ def step_axes(profile: Profile, device: str) -> StepAxes:
         commit_lengths=commit_lengths,
         attention_backends=["reference"],
     )
+
+
+def rank_step_axes(profile: Profile, device: str) -> RankStepAxes:
+    """Return the axes of the step of a served size: of `full` on a GPU only, no case elsewhere.
+
+    Contexts are the incident's, its pages and its kernel among the others.
+    """
+    is_visited = profile.name == "full" and device == "cuda"
+    return RankStepAxes(
+        context_tokens=[1024, 8192, 32768, 65536, 131072, 189440] if is_visited else [],
+        page_sizes=[1, 16, 64],
+        cache_layouts=["paged", "hybrid"],
+        commit_lengths=[1, 8],
+        attention_backends=["triton_serial", "triton_split", "cuda"],
+    )
+
+
+def moe_axes(profile: Profile, device: str) -> MoeAxes:
+    """Return the axes of the experts' suite, which only `full` has room for."""
+    if device == "cuda":
+        num_tokens, backends = [1, 9, 17, 33, 65, 256, 1024], ["triton"]
+    else:
+        num_tokens, backends = [1, 9, 65], ["reference"]
+    return MoeAxes(num_tokens if profile.name == "full" else [], backends)
 
 
 def attention_axes(profile: Profile, device: str) -> AttentionAxes:

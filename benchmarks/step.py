@@ -1,44 +1,47 @@
-"""One step of the engine on the trained `tiny` pair, over context, page size and commit regime.
+"""One step of the engine, over context, pages, commit regime and attention backend.
 
-The prompt is random bytes, on which no drafter could choose its commit length: it is planted. Its
-whole forward runs, then its logits are steered so that every step commits exactly `commit_length`
-tokens of the target's own continuation (`generation.py` lets the text decide). All samples of a
-case time the same step again, from a snapshot. float32, so that rounding does not decide the next
-token.
+`Step` runs the trained `tiny` pair in float32, so that rounding does not decide the next token. The
+prompt is random bytes, on which no drafter could choose its commit length: it is planted. Its whole
+forward runs, then its logits are steered so that every step commits exactly `commit_length` tokens
+of the target's own continuation (`generation.py` lets the text decide).
 
-Stage times come from a few steps of their own before the samples: an observer waits for the device
-at both ends of a stage, so stages may sum to more than the step.
+`RankStep` runs one rank of Kimi K2.6 in bfloat16, on a GPU that has room for it and in the profile
+`full` only. Its weights are random, its prompt's rows were never computed, its commit lengths are
+planted from the step itself: what it says means nothing, what it reads and launches is a step's,
+collectives excepted.
+
+All samples of a case time the same step again, from a snapshot.
 """
 
-import statistics
-from collections import defaultdict
 from typing import ClassVar
 
 import torch
 
 from benchmarks._device import DEVICE
-from benchmarks._identity import SuiteError
-from benchmarks._regimes import PROFILE, step_axes
-from benchmarks._suite import CaseFacts, _Suite
+from benchmarks._regimes import PROFILE, rank_step_axes, step_axes
+from benchmarks._step_case import _StepSuite
 from engine import (
     Engine,
     EngineConfig,
     PlantedDrafter,
-    StageClock,
     StepBatch,
+    begin_planted,
+    plant_step,
     preset,
-    step_bytes,
+    resident_bytes,
 )
-from engine.draft_tree import WORD_BITS
-from engine.kernels import launched_programs
+from engine.presets import RANKS, Rank, random_rank
 
 NODE_BUDGET = 16
-OBSERVED_STEPS = 5
 PREFILL_CHUNKS = {"cpu": 64, "cuda": 512}  # small ones fit a core's caches, large ones fill a GPU
 AXES = step_axes(PROFILE, DEVICE)
+RANK_AXES = rank_step_axes(PROFILE, DEVICE)
+RANK_NODE_BUDGET = 8  # 9 tokens: what a mixture of experts can afford to verify
+HYBRID_PAGE_SIZE = 64  # trees leave the pages at this size only; pages of others differ little
+PASS_BYTES = 8 << 30  # room for what a pass needs beside what an engine keeps
 
 
-class Step(_Suite):
+class Step(_StepSuite):
     """Draft, build, verify and commit once for one sequence of `context_tokens` committed rows."""
 
     version = "2"  # 1 was a smaller pair with random weights
@@ -78,59 +81,86 @@ class Step(_Suite):
         self.engine.step(self.batch)  # it also completes the drafter's context of the whole prompt
         self.snapshot = self.engine.snapshot(self.batch)
 
-    def reset(self) -> None:
-        self.engine.rewind(self.batch, self.snapshot)
-
-    def facts(self) -> CaseFacts:
-        """Run some steps with an observer; refuse a case that is not in its commit regime."""
-        clock = StageClock(self.engine.target.device)
-        self.engine.observer = clock
-        times: defaultdict[str, list[float]] = defaultdict(list)
-        for _ in range(OBSERVED_STEPS):
-            self.reset()
-            result = self.engine.step(self.batch)
-            for stage, seconds in (result.stage_seconds or {}).items():
-                times[stage].append(seconds)
-        self.engine.observer = None
-        if result.commit_lengths != (self.commit_length,):
-            raise SuiteError(
-                f"commit length: expected {self.commit_length}, got {result.commit_lengths} "
-                "(the drafter was planted for it)"
-            )
-        tree_size = 1 + result.num_nodes[0]
-        cost = step_bytes(self.engine.target, self.engine.drafter, self.context_tokens, tree_size)
-        return CaseFacts(
-            context_tokens=self.context_tokens,
-            bytes=cost.bytes,
-            kv_bytes=cost.kv_bytes,
-            flops=cost.flops,
-            programs=self.num_programs(self.engine.config.attention_backend, tree_size),
-            stage_seconds={stage: statistics.median(values) for stage, values in times.items()},
-            commit_length=float(self.commit_length),
-        )
-
-    def num_programs(self, backend: str, tree_size: int) -> int | None:
-        """Count the programs one layer's verify attention is launched with; None without any."""
-        if backend == "reference":
-            return None
-        config, cache = self.engine.target.config, self.batch.cache
-        words = -(-tree_size // WORD_BITS)
-        return launched_programs(
-            backend=backend,
-            q=torch.zeros(1, tree_size, config.num_attention_heads, config.latent_dim).to(DEVICE),
-            kv_pages=cache.layer(0),
-            page_table=cache.page_table((0,)),
-            context_lens=torch.tensor([self.context_tokens], dtype=torch.int32, device=DEVICE),
-            ancestor_bits=torch.zeros(1, tree_size, words, dtype=torch.int32, device=DEVICE),
-            tree_sizes=torch.tensor([tree_size], dtype=torch.int32, device=DEVICE),
-            softmax_scale=config.softmax_scale,
-            value_dim=config.kv_lora_rank,
-        )
-
     def time_step(
         self, context_tokens: int, page_size: int, commit_length: int, attention_backend: str
     ) -> None:
         del context_tokens, page_size, commit_length, attention_backend
+        self.engine.step(self.batch)
+
+
+class RankStep(_StepSuite):
+    """Draft, build, verify and commit once on one rank, behind rows that nobody computed."""
+
+    version = "1"
+    rounds = min(PROFILE.rounds, 2)  # its process draws 78 GB of weights
+    params: ClassVar[tuple[list[int], list[int], list[str], list[int], list[str]]] = (
+        RANK_AXES.context_tokens,
+        RANK_AXES.page_sizes,
+        RANK_AXES.cache_layouts,
+        RANK_AXES.commit_lengths,
+        RANK_AXES.attention_backends,
+    )
+    param_names: ClassVar[list[str]] = [
+        "context_tokens",
+        "page_size",
+        "cache_layout",
+        "commit_length",
+        "attention_backend",
+    ]
+    rank: ClassVar[Rank] = RANKS["kimi-k2.6-tp8-rank"]
+    dtype: ClassVar[torch.dtype] = torch.bfloat16
+    moe_backend: ClassVar[str] = "triton" if DEVICE == "cuda" else "reference"
+
+    def build(
+        self,
+        context_tokens: int,
+        page_size: int,
+        cache_layout: str,
+        commit_length: int,
+        attention_backend: str,
+    ) -> None:
+        if cache_layout == "hybrid" and page_size != HYBRID_PAGE_SIZE:
+            raise NotImplementedError(f"hybrid: of pages of {HYBRID_PAGE_SIZE} rows only")
+        self.context_tokens, self.commit_length = context_tokens, commit_length
+        config = EngineConfig(
+            node_budget=RANK_NODE_BUDGET,
+            page_size=page_size,
+            cache_layout=cache_layout,
+            attention_backend=attention_backend,
+            moe_backend=self.moe_backend,
+            max_context=context_tokens + 4 * self.rank.drafter.block_size,
+        )
+        self.check_room(config)
+        models = random_rank(self.rank, device=DEVICE, dtype=self.dtype, seed=0)
+        continuation = [0] * (4 * self.rank.drafter.block_size)
+        drafter = PlantedDrafter(models.drafter, [continuation], commit_length)
+        self.engine = Engine(models.target, drafter, config)
+        # The first step commits `commit_length` rows: the timed one finds `context_tokens` of them.
+        self.batch = begin_planted(self.engine, [context_tokens - commit_length])
+        plant_step(self.engine, self.batch, continuation)
+        self.engine.step(self.batch)
+        plant_step(self.engine, self.batch, continuation)
+        self.snapshot = self.engine.snapshot(self.batch)
+
+    def check_room(self, config: EngineConfig) -> None:
+        """Skip a case that this GPU has no room for; asv's word for it is NotImplementedError."""
+        if DEVICE == "cpu":
+            return
+        shapes = random_rank(self.rank, device="meta", dtype=self.dtype, seed=0)
+        needed = resident_bytes(shapes.target, shapes.drafter, config).total + PASS_BYTES
+        free, _ = torch.cuda.mem_get_info()
+        if needed > free:
+            raise NotImplementedError(f"rank: needs {needed / 1e9:.0f} GB, {free / 1e9:.0f} free")
+
+    def time_step(
+        self,
+        context_tokens: int,
+        page_size: int,
+        cache_layout: str,
+        commit_length: int,
+        attention_backend: str,
+    ) -> None:
+        del context_tokens, page_size, cache_layout, commit_length, attention_backend
         self.engine.step(self.batch)
 
 

@@ -12,6 +12,7 @@ Source: arXiv 2412.19437 section 2.1.2.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,21 +78,27 @@ class Moe:
     def __call__(self, x: Tensor, *, backend: str = "reference") -> Tensor:
         """Map `x` [M, hidden] to the same shape; `backend` is that of `grouped_experts`."""
         routing = self.router(x)
-        gate, up, down = map(stored, (self.gate_proj, self.up_proj, self.down_proj))
         routed = grouped_experts(
             x,
             routing.expert_ids,
             routing.expert_weights,
-            gate.values,
-            up.values,
-            down.values,
-            gate_scale=gate.scale,
-            up_scale=up.scale,
-            down_scale=down.scale,
-            block=gate.block,
+            **self.stored_experts(),
             backend=backend,
         )
         return routed if self.shared is None else routed + self.shared(x)
+
+    def stored_experts(self) -> dict[str, Any]:
+        """Return the routed experts as arguments of `grouped_experts`."""
+        gate, up, down = map(stored, (self.gate_proj, self.up_proj, self.down_proj))
+        return {
+            "gate": gate.values,
+            "up": up.values,
+            "down": down.values,
+            "gate_scale": gate.scale,
+            "up_scale": up.scale,
+            "down_scale": down.scale,
+            "block": gate.block,
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,20 +46,19 @@ class Draws:
             return cls(None, place)
         return cls(torch.Generator(place).manual_seed(seed), place)
 
-    @property
-    def source(self) -> torch.device:
-        """The device that draws."""
-        return self.device if self.generator is None else self.generator.device
-
     def normal(self, shape: Shape) -> Tensor:
-        """Return standard normal float32 numbers, on `source`."""
-        return torch.randn(shape, generator=self.generator, device=self.source)
+        """Return standard normal float32 numbers, on the device that draws."""
+        if self.generator is None:
+            return torch.empty(shape, device=self.device)
+        return torch.randn(shape, generator=self.generator, device=self.generator.device)
 
     def words(self, shape: Shape) -> Tensor:
-        """Return int32 words of which every bit is random, on `source`."""
+        """Return int32 words of which every bit is random, on the device that draws."""
+        if self.generator is None:
+            return torch.empty(shape, dtype=torch.int32, device=self.device)
         *rows, width = shape
         words = (*rows, width * BYTES_PER_WORD)
-        drawn = torch.empty(words, dtype=torch.uint8, device=self.source)
+        drawn = torch.empty(words, dtype=torch.uint8, device=self.generator.device)
         return drawn.random_(generator=self.generator).view(torch.int32)
 
 

@@ -9,6 +9,7 @@ import pkgutil
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import asv.benchmark
@@ -26,16 +27,21 @@ from benchmarks._regimes import (
     attention_axes,
     generation_axes,
     ladder_axes,
+    moe_axes,
     profile_named,
+    rank_step_axes,
     step_axes,
     tree_axes,
 )
 from benchmarks._suite import CaseFacts, WallClock, _Suite
 from benchmarks.generation import NEW_TOKENS, Generation
-from benchmarks.step import Step
+from benchmarks.moe import MoeLayer, layer_cost, random_rows, rank_layer
+from benchmarks.step import RankStep, Step
 from benchmarks.tree import Accept, Build, Compact
-from engine.config import CACHE_LAYOUTS, MODES, PAGE_SIZES
+from engine.config import CACHE_LAYOUTS, MODES, PAGE_SIZES, EngineConfig
+from engine.kernels import OPS
 from engine.presets import TEXTS
+from tests.ranks import SMALL
 
 ROOT = Path(__file__).parent.parent
 MOST_QUICK_CASES, MOST_HISTORY_CASES = 25, 20
@@ -73,7 +79,7 @@ class Sleeper(_Suite):
 
 @pytest.fixture(autouse=True)
 def sidecars(tmp_path, monkeypatch):
-    for module in ("_suite", "_ceilings", "generation", "step", "tree"):
+    for module in ("_suite", "_ceilings", "_step_case", "generation", "moe", "step", "tree"):
         monkeypatch.setattr(f"benchmarks.{module}.DEVICE", "cpu")  # also where there is a GPU
     for name in ("RUN_ID", "COMMIT", "MACHINE", "PROFILE"):
         monkeypatch.delenv(f"DDTREE_BENCH_{name}", raising=False)
@@ -190,6 +196,19 @@ def test_a_line_can_be_fitted_over_the_contexts_of_every_profile():
 def test_the_ladder_is_climbed_in_full_only():
     assert ladder_axes(PROFILES["quick"]).context_tokens == []
     assert ladder_axes(PROFILES["full"]).context_tokens == [1024, 65536, 189440]
+
+
+def test_a_served_size_is_stepped_in_full_and_on_a_gpu_only():
+    for profile in PROFILES.values():
+        assert rank_step_axes(profile, "cpu").context_tokens == []
+    assert rank_step_axes(PROFILES["quick"], "cuda").context_tokens == []
+    full = rank_step_axes(PROFILES["full"], "cuda")
+    assert full.context_tokens == [1024, 8192, 32768, 65536, 131072, 189440]
+    assert set(full.attention_backends) == set(OPS["tree_attention"].implementations) - {
+        "reference"
+    }
+    assert moe_axes(PROFILES["full"], "cuda").num_tokens == [1, 9, 17, 33, 65, 256, 1024]
+    assert moe_axes(PROFILES["quick"], "cuda").num_tokens == []
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -363,6 +382,87 @@ def test_a_step_outside_its_regime_is_refused():
 
     with pytest.raises(SuiteError, match=r"expected 5, got \(4,\)"):
         suite.facts()
+
+
+class SmallRankStep(RankStep):
+    version = "1"
+    rank = SMALL
+    moe_backend = "reference"
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        (64, 1, "paged", 8, "reference"),
+        (100, 16, "paged", 1, "reference"),
+        (64, 64, "hybrid", 8, "reference"),
+    ],
+)
+def test_a_ranks_step_is_the_same_each_time_and_in_its_regime(params):
+    context_tokens, page_size, cache_layout, commit_length, _ = params
+    suite = SmallRankStep()
+    suite.setup(*params)
+    steps = []
+    for _ in range(3):
+        suite.reset()
+        assert suite.batch.cache.length(0) == context_tokens
+        steps.append(suite.engine.step(suite.batch))
+    facts = suite.facts()
+
+    assert [step.commit_lengths for step in steps] == [(commit_length,)] * 3
+    assert len({step.token_ids for step in steps}) == 1
+    assert (suite.batch.cache.shape.page_size, suite.batch.scratch is None) == (
+        page_size, cache_layout == "paged",
+    )  # fmt: skip
+    assert (facts.context_tokens, facts.commit_length) == (context_tokens, float(commit_length))
+    assert set(facts.stage_seconds) == {"draft", "build", "verify", "commit"}
+    assert suite.batch.pending.counts == (commit_length,)
+    latent_rows = 3 * 40 * (context_tokens + 9) * 2
+    assert facts.kv_bytes > latent_rows
+
+
+def test_trees_of_a_rank_leave_pages_of_one_size_only():
+    with pytest.raises(NotImplementedError, match="hybrid: of pages of 64 rows only"):
+        SmallRankStep().build(64, 1, "hybrid", 8, "reference")
+
+
+def test_a_gpu_without_room_for_a_rank_skips_it(monkeypatch):
+    monkeypatch.setattr("benchmarks.step.DEVICE", "cuda")
+    for free, is_enough in ((77e9, False), (141e9, True)):
+        monkeypatch.setattr("torch.cuda.mem_get_info", lambda free=free: (int(free), 0))
+        config = EngineConfig(max_context=190000, page_size=1)
+        with nullcontext() if is_enough else pytest.raises(NotImplementedError, match="needs 1"):
+            RankStep().check_room(config)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 9, 65])
+def test_a_layer_of_experts_counts_those_that_its_tokens_hit(num_tokens):
+    suite = MoeLayer()
+    suite.build(num_tokens, "reference")
+    suite.reset()
+    suite.time_cold(num_tokens, "reference")
+    facts = suite.facts()
+
+    ids = suite.moe.router(suite.x).expert_ids
+    expert, num_hit = 3 * 64 * 256 * 4, len(set(ids.flatten().tolist()))
+    around = 12 * 256 * 4 + expert + 2 * num_tokens * 256 * 4  # router, shared expert, rows
+    assert facts.bytes == num_hit * expert + around
+    assert num_hit == 3 if num_tokens == 1 else 3 < num_hit <= 12
+    assert facts.flops == 2 * num_tokens * (4 * 3 * 64 * 256 + 12 * 256)
+
+
+def test_a_ranks_layer_is_counted_as_it_is_packed(monkeypatch):
+    monkeypatch.setattr("benchmarks.moe.DTYPE", torch.bfloat16)
+    moe = rank_layer(SMALL.target, "cpu")
+    x = random_rows(5, moe)
+
+    cost = layer_cost(moe, x)
+
+    num_hit = len(set(moe.router(x).expert_ids.flatten().tolist()))
+    expert = 3 * 32 * 64
+    assert cost.bytes == num_hit * expert * 9 // 16 + 2 * (16 * 64 + expert) + 2 * 5 * 64 * 2
+    assert cost.flops == 2 * 5 * (5 * expert + 16 * 64)
+    assert moe(x).isfinite().all()
 
 
 def test_every_sample_of_a_text_decodes_the_same_tokens():
