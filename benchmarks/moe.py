@@ -93,17 +93,22 @@ def random_rows(num_tokens: int, moe: Moe, *, seed: int = 0) -> Tensor:
 
 
 def layer_cost(moe: Moe, x: Tensor) -> Cost:
-    """Return bytes and FLOP of a pass: router, shared expert, and each expert that is hit once."""
-    ids = moe.router(x).expert_ids
-    num_hit, rows, itemsize = len(set(ids.flatten().tolist())), len(x), x.element_size()
-    experts = (moe.gate_proj, moe.up_proj, moe.down_proj)
-    mlp = moe.shared
+    """Return bytes and FLOP of a pass: routed experts, router and shared expert."""
+    routed, mlp, rows = routed_cost(moe, x), moe.shared, len(x)
     shared = () if mlp is None else (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    weights = num_hit * sum(weight.nbytes // weight.shape[0] for weight in experts)
     always = moe.router.weight.nbytes + sum(weight.nbytes for weight in shared)
+    products = rows * (moe.router.weight.numel() + sum(map(_numbers, shared)))
+    return Cost(bytes=routed.bytes + always, flops=routed.flops + 2 * products)
+
+
+def routed_cost(moe: Moe, x: Tensor) -> Cost:
+    """Return bytes and FLOP of the routed experts: each that is hit once, rows in and out."""
+    ids = moe.router(x).expert_ids
+    experts = (moe.gate_proj, moe.up_proj, moe.down_proj)
+    num_hit = len(set(ids.flatten().tolist()))
+    weights = num_hit * sum(weight.nbytes // weight.shape[0] for weight in experts)
     products = ids.numel() * sum(_numbers(weight) // weight.shape[0] for weight in experts)
-    products += rows * (moe.router.weight.numel() + sum(map(_numbers, shared)))
-    return Cost(bytes=weights + always + 2 * rows * x.shape[1] * itemsize, flops=2 * products)
+    return Cost(bytes=weights + 2 * x.nbytes, flops=2 * products)
 
 
 def routed_operands(moe: Moe, x: Tensor) -> dict[str, Any]:

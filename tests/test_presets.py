@@ -27,7 +27,9 @@ def test_a_seed_makes_other_random_weights_and_none_where_they_are_trained():
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(ConfigError, match="preset: expected one of tiny, nano, kimi.*, got 'huge'"):
+    with pytest.raises(
+        ConfigError, match=r"preset: expected one of tiny, nano, kimi.*, got 'huge'"
+    ):
         preset("huge")
     with pytest.raises(ConfigError, match="text: expected one of predictable, code, prose"):
         sample_text("../target/config.json")
