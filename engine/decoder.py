@@ -15,7 +15,6 @@ clocks; between two steps all state is in the `StepBatch` and in the cache that 
 
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,8 +28,8 @@ from engine.draft_tree import (
     Acceptance,
     DraftTree,
     accept_batch,
-    build_draft_tree,
-    chain_tree,
+    build_draft_trees,
+    chain_trees,
     root_tree,
 )
 from engine.drafter import DraftModel, TapRows, check_pair
@@ -38,20 +37,16 @@ from engine.errors import ConfigError, RequestError, ShapeError
 from engine.kv_cache import CacheShape, LatentCache
 from engine.observer import StageObserver, stage
 from engine.prefill import Prefill, check_prompts, check_stops, new_sequences
-from engine.sampling import GREEDY, Sampling, check_integer, choose_tokens, chosen_log_probs
+from engine.sampling import (
+    GREEDY,
+    Sampling,
+    check_integer,
+    chosen_log_probs,
+    tokens_or_none,
+)
 from engine.sequence import Generation, SequenceState
 from engine.target import Target
-from engine.verify import Backends, plan_pass
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Verified:
-    """What the target said after each node of each tree; padding means nothing."""
-
-    target_tokens: Tensor  # [N, T] int64
-    log_probs: Tensor  # [N, T], of those tokens
-    taps: Tensor  # [M, num_taps * hidden], packed tree by tree
-    offsets: tuple[int, ...]  # packed row of each tree's root
+from engine.verify import Backends, Verified, plan_pass
 
 
 class Engine:
@@ -203,12 +198,8 @@ class Engine:
         if draft_logits is None:
             return [root_tree(root) for root in roots]
         self._check_draft(draft_logits, len(roots))
-        build_tree = chain_tree if self.config.mode == "dflash" else build_draft_tree
-        most = self.most_nodes(len(roots))
-        trees = [
-            build_tree(logits, root_token=root, node_budget=most)
-            for root, logits in zip(roots, draft_logits, strict=True)
-        ]
+        build_trees = chain_trees if self.config.mode == "dflash" else build_draft_trees
+        trees = build_trees(draft_logits, roots, self.most_nodes(len(roots)))
         mean = sum(sequence.committed_length for sequence in batch.sequences) / len(trees)
         config = self.config
         return allot(trees, config.budget_policy, config.node_budget, self.cost_table, mean)
@@ -222,10 +213,10 @@ class Engine:
         logits = self.target.head(passed.hidden)
         seeds = rows.repeat([sequence.seed for sequence in batch.sequences])
         positions = rows.positions + 1  # of the token chosen after each row
-        tokens = choose_tokens(logits, positions, seeds, batch.sampling)
+        tokens = tokens_or_none(logits, positions, seeds, batch.sampling)
         return Verified(
             target_tokens=rows.attention.pad(tokens),
-            log_probs=rows.attention.pad(chosen_log_probs(logits, tokens)),
+            log_probs=rows.attention.pad(chosen_log_probs(logits, tokens.clamp(min=0))),
             taps=passed.taps,
             offsets=rows.offsets,
         )
@@ -235,8 +226,9 @@ class Engine:
         self, batch: StepBatch, trees: Sequence[DraftTree], verified: Verified
     ) -> tuple[tuple[int, ...], ...]:
         """Keep what the target agreed with: tokens, cache rows and taps of each sequence."""
-        accepted = accept_batch(trees, verified.target_tokens)
-        log_probs = verified.log_probs.tolist()
+        said = verified.to_host(trees)
+        accepted = accept_batch(trees, said.target_tokens)
+        log_probs = said.log_probs.tolist()
         appended, tap_rows = [], []
         for n, (sequence, acceptance) in enumerate(zip(batch.sequences, accepted, strict=True)):
             kept = [0, *acceptance.path.tolist()]

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.candidates import top_candidates
 from engine.config import check_node_budget
 from engine.errors import BudgetError, ShapeError
 
@@ -183,9 +184,25 @@ def build_draft_tree(draft_logits: Tensor, *, root_token: int, node_budget: int)
     temperature is applied. Source: arXiv 2604.12989; liranringel/ddtree ddtree.py (c96427a).
     Differs: the order of equal logits, which is not defined there.
     """
-    check_node_budget(node_budget, least=0)
-    log_probs, token_ids = _top_candidates(draft_logits, node_budget)
-    return _build(log_probs, token_ids, root_token, node_budget)
+    _check_matrix("draft_logits", draft_logits, torch.float32, "[horizon, V]")
+    return build_draft_trees(draft_logits[None], [root_token], node_budget)[0]
+
+
+def build_draft_trees(
+    draft_logits: Tensor, root_tokens: Sequence[int], node_budget: int
+) -> list[DraftTree]:
+    """Build the trees of N sequences from logits [N, horizon, V], as `build_draft_tree` each.
+
+    Logits on a device are read back to the host once for all of them.
+    """
+    return _build_all(draft_logits, root_tokens, node_budget, width=node_budget)
+
+
+def chain_trees(
+    draft_logits: Tensor, root_tokens: Sequence[int], node_budget: int
+) -> list[DraftTree]:
+    """Build the linear drafts of N sequences from logits [N, horizon, V], as `chain_tree` each."""
+    return _build_all(draft_logits, root_tokens, node_budget, width=1)
 
 
 def chain_tree(draft_logits: Tensor, *, root_token: int, node_budget: int) -> DraftTree:
@@ -193,9 +210,8 @@ def chain_tree(draft_logits: Tensor, *, root_token: int, node_budget: int) -> Dr
 
     All else is as in `build_draft_tree`. It ends before a depth in which every token is banned.
     """
-    check_node_budget(node_budget, least=0)
-    log_probs, token_ids = _top_candidates(draft_logits, 1)
-    return _build(log_probs, token_ids, root_token, node_budget)
+    _check_matrix("draft_logits", draft_logits, torch.float32, "[horizon, V]")
+    return chain_trees(draft_logits[None], [root_token], node_budget)[0]
 
 
 def root_tree(root_token: int) -> DraftTree:
@@ -284,28 +300,13 @@ def accept_batch(trees: Sequence[DraftTree], target_tokens: Tensor) -> list[Acce
     return [_walk(tree, row) for tree, row in zip(trees, rows, strict=True)]
 
 
-def _top_tokens(logits: Tensor, width: int) -> Tensor:
-    """Return the ids of the `width` largest logits of each row, lower ids first where equal.
-
-    `torch.topk` promises no order, and no choice at its edge, among equal values. So the logit
-    becomes an integer of the same order, and its token id, counted down, the digits below it.
-    """
-    bits = (logits + 0.0).view(torch.int32)  # -0.0 becomes 0.0, its equal
-    ordered = (bits ^ (bits >> 31 & 0x7FFFFFFF)).long()
-    vocabulary = torch.arange(logits.shape[1], device=logits.device)
-    return ((ordered << 32) - vocabulary).topk(width, dim=1).indices
-
-
-def _top_candidates(draft_logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Return log-probs and tokens of the `width` likeliest of each depth, or of all V."""
-    _check_matrix("draft_logits", draft_logits, torch.float32, "[horizon, V]")
-    if not bool((draft_logits < torch.inf).all()):  # false for NaN as well
-        raise ShapeError("draft_logits: expected no NaN and no +inf, got some (no distribution)")
-    token_ids = _top_tokens(draft_logits, min(width, draft_logits.shape[1]))
-    chosen = draft_logits.gather(1, token_ids)
-    log_probs = chosen - draft_logits.logsumexp(1, keepdim=True)
-    log_probs[chosen == -torch.inf] = -torch.inf  # a row with nothing but -inf gives NaN above
-    return log_probs, token_ids
+def _build_all(
+    draft_logits: Tensor, root_tokens: Sequence[int], node_budget: int, *, width: int
+) -> list[DraftTree]:
+    check_node_budget(node_budget, least=0)
+    found = top_candidates(draft_logits, max(1, width))
+    rows = zip(found.log_probs, found.token_ids, root_tokens, strict=True)
+    return [_build(*one, node_budget) for one in rows]
 
 
 def _build(log_probs: Tensor, token_ids: Tensor, root_token: int, node_budget: int) -> DraftTree:

@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.batch import StepBatch, StepResult
 from engine.config import DrafterConfig
 from engine.decoder import Engine
+from engine.device import upload
 from engine.drafter import DraftModel, DraftRequest, TapRows
 from engine.drafter_context import DrafterContext
 from engine.errors import ConfigError, RequestError
@@ -131,7 +132,7 @@ class PlantedDrafter:
             self._ahead(*pair)
             for pair in zip(request.sequence_ids, request.num_generated, strict=True)
         ]
-        wanted = torch.tensor(ahead, device=logits.device).unsqueeze(-1)  # [N, ahead, 1]
+        wanted = upload(torch.tensor(ahead), logits.device).unsqueeze(-1)  # [N, ahead, 1]
         num_accepted = self.commit_length - 1
         certain = logits.amax(-1, keepdim=True)[:, :num_accepted] + PLANT_MARGIN
         logits[:, :num_accepted].scatter_(-1, wanted[:, :num_accepted], certain)

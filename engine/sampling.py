@@ -19,6 +19,7 @@ of Stafford's mix 13. Differs: a stream starts at a hash of its number instead o
 
 import math
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,7 @@ from engine.errors import RequestError, ShapeError
 
 GREEDY_BELOW = 1e-5  # temperatures under this choose the most likely token
 SEED_LIMIT = 2**63  # seeds are int64 on the device
+NO_TOKEN = -1  # where a row of logits is no distribution
 
 
 def check_integer(
@@ -125,18 +127,36 @@ def choose_tokens(
     ----------
     With `top_k` nothing of the vocabulary's size is sorted or hashed; `top_p` alone sorts rows.
     """
+    tokens = tokens_or_none(logits, positions, seeds, sampling)
+    check_chosen(tokens.flatten().tolist())
+    return tokens
+
+
+def tokens_or_none(
+    logits: Tensor, positions: Tensor, seeds: Tensor | int, sampling: Sampling
+) -> Tensor:
+    """Choose as `choose_tokens` does, without a wait: `NO_TOKEN` where a row is no distribution.
+
+    Whoever reads the tokens back checks them with `check_chosen`.
+    """
     best = logits.max(-1)  # the first of equal maxima, NaN before all
-    if not bool(best.values.isfinite().all()):
+    is_sound, tokens = best.values.isfinite(), best.indices
+    if not sampling.is_greedy:
+        logits = torch.where(is_sound.unsqueeze(-1), logits, 0.0)  # ids of NaN may be anything
+        ids, scores = _candidates(logits, sampling)
+        noise = gumbel_noise(positions, seeds, ids, logits.shape[:-1])
+        winners = noise.add_(scores).argmax(-1, keepdim=True)
+        tokens = ids.expand_as(scores).gather(-1, winners).squeeze(-1)
+    return tokens.masked_fill(~is_sound, NO_TOKEN)
+
+
+def check_chosen(token_ids: Iterable[int]) -> None:
+    """Refuse tokens of `tokens_or_none` among which a row gave none: `ShapeError`."""
+    if NO_TOKEN in token_ids:
         raise ShapeError(
             "logits: expected a finite maximum in each row, got NaN or an infinity "
             "(no distribution to choose from)"
         )
-    if sampling.is_greedy:
-        return best.indices
-    ids, scores = _candidates(logits, sampling)
-    noise = gumbel_noise(positions, seeds, ids, logits.shape[:-1])
-    winners = noise.add_(scores).argmax(-1, keepdim=True)
-    return ids.expand_as(scores).gather(-1, winners).squeeze(-1)
 
 
 def gumbel_noise(

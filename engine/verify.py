@@ -7,7 +7,7 @@ by tree, without padding.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from engine.errors import BackendError
 from engine.kernels import OPS
 from engine.kv_cache import LatentCache
 from engine.mla import AttentionPlan
+from engine.sampling import check_chosen
 from engine.target import PassRows, Target, TargetRows
 from engine.tree_scratch import TreeScratch
 
@@ -58,6 +59,27 @@ class Backends:
 
 
 REFERENCE = Backends()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verified:
+    """What the target said after each node of each tree; padding means nothing."""
+
+    target_tokens: Tensor  # [N, T] int64, `NO_TOKEN` where logits are no distribution
+    log_probs: Tensor  # [N, T], of those tokens
+    taps: Tensor  # [M, num_taps * hidden], packed tree by tree
+    offsets: tuple[int, ...]  # packed row of each tree's root
+
+    def to_host(self, trees: Sequence[DraftTree]) -> "Verified":
+        """Read tokens and log-probs back by one copy; a row without a token is a `ShapeError`."""
+        # float64 holds token ids and both kinds of log-probs exactly.
+        tokens, log_probs = torch.stack(
+            (self.target_tokens.double(), self.log_probs.double())
+        ).cpu()
+        said = replace(self, target_tokens=tokens.long(), log_probs=log_probs)
+        for tree, row in zip(trees, said.target_tokens.tolist(), strict=True):
+            check_chosen(row[: tree.tree_size])
+        return said
 
 
 def chain(token_ids: Sequence[int]) -> DraftTree:

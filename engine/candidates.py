@@ -1,0 +1,67 @@
+"""The likeliest tokens of each depth, by the drafter's logits: found on the device, read back once.
+
+Within a depth the order is descending logit, equal logits by ascending token id. Whatever the
+number of sequences there is one copy to the host, and with it the one wait of a tree's building.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.errors import ShapeError
+
+NO_TOKEN = -1  # in place of every candidate where the logits are no distribution
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """What the trees of N sequences are built from, on the host."""
+
+    log_probs: Tensor  # [N, horizon, K] float32, descending; -inf = banned
+    token_ids: Tensor  # [N, horizon, K] int64
+
+
+def top_candidates(draft_logits: Tensor, width: int) -> Candidates:
+    """Return the `width` likeliest tokens of each depth, or all V of them.
+
+    Parameters
+    ----------
+    draft_logits : [N, horizon, V] float32
+        -inf bans a token.
+    width : int
+        At least 1.
+
+    Raises
+    ------
+    ShapeError
+        The logits have another shape or dtype, or hold NaN or +inf.
+    """
+    if draft_logits.ndim != 3 or draft_logits.dtype != torch.float32:
+        raise ShapeError(
+            f"draft_logits: expected [N, horizon, V] float32, got {list(draft_logits.shape)} "
+            f"{draft_logits.dtype} (nothing is cast, rounding decides ties)"
+        )
+    token_ids = top_tokens(draft_logits, min(width, draft_logits.shape[-1]))
+    chosen = draft_logits.gather(-1, token_ids)
+    log_probs = chosen - draft_logits.logsumexp(-1, keepdim=True)
+    # A row with nothing but -inf gives NaN above.
+    log_probs.masked_fill_(chosen == -torch.inf, -torch.inf)
+    is_sound = (draft_logits < torch.inf).all()  # false for NaN as well
+    token_ids.masked_fill_(~is_sound, NO_TOKEN)
+    log_prob_bits, token_ids = torch.stack((log_probs.view(torch.int32).long(), token_ids)).cpu()
+    if token_ids.numel() and int(token_ids.min()) == NO_TOKEN:
+        raise ShapeError("draft_logits: expected no NaN and no +inf, got some (no distribution)")
+    return Candidates(log_prob_bits.int().view(torch.float32), token_ids)
+
+
+def top_tokens(logits: Tensor, width: int) -> Tensor:
+    """Return the ids of the `width` largest logits of each row, lower ids first where equal.
+
+    `torch.topk` promises no order, and no choice at its edge, among equal values. So the logit
+    becomes an integer of the same order, and its token id, counted down, the digits below it.
+    """
+    bits = (logits + 0.0).view(torch.int32)  # -0.0 becomes 0.0, its equal
+    ordered = (bits ^ (bits >> 31 & 0x7FFFFFFF)).long()
+    vocabulary = torch.arange(logits.shape[-1], device=logits.device)
+    return ((ordered << 32) - vocabulary).topk(width, dim=-1).indices
