@@ -69,6 +69,9 @@ def print_report(to: Console, report: IngestReport) -> None:
             f"telemetry: {report.windows_joined} windows joined to their results, "
             f"{report.windows_unjoined} not"
         )
+    if report.unexplained:
+        named = ", ".join(report.unexplained)
+        to.print(f"left out, as nobody says which way is better: {named} (--config says it)")
     to.print(f"order of commits: by {report.order_basis}", style="dim")
 
 

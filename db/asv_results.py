@@ -8,8 +8,9 @@ last round, results may belong to benchmarks that benchmarks.json no longer has.
 import math
 import re
 import struct
+import sys
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 from db.benchmark_facts import BenchmarkFacts, orphan_facts
 from db.columns import Status
 from db.errors import IngestError
-from db.json_files import load_json, name_of, optional, require
+from db.json_files import MOST_COUNT, fitting, load_json, name_of, optional, require, require_text
 from db.labels import canonical_params
 
 NO_VERSION = ""  # results older than asv's versions of benchmarks
@@ -37,8 +38,14 @@ NUMBERS = ("result", *STATS)
 UNDECLARED_PYTHON = re.compile(r"(same|python\d?(\.exe)?)?")
 END_OF_TIME_MS = 253_402_300_800_000  # year 10000, which datetime does not have
 OK, FAILED, SKIPPED, SINGLE_SAMPLE = (status.value for status in Status)
+LARGEST = sys.float_info.max
 NUMERIC = frozenset({float, int, type(None)})
 PACKED = struct.Struct("<6dqB")  # six numbers, how many samples, which status by its length
+# Of a benchmark and of a file; asv's product of parameter lists grows faster than its text.
+MOST_CASES, MOST_CASES_OF_FILE = 100_000, 2_000_000
+LONGEST_NAME, LONGEST_VERSION, LONGEST_SHA = 500, 200, 64
+LONGEST_CASE = 2000  # characters of canonical params; PostgreSQL's index entries end at 2704 bytes
+MOST_TEXT = 10_000  # characters of what has no index and no width
 
 
 class Cell(NamedTuple):
@@ -81,6 +88,7 @@ class ResultFile:
     requirements: Mapping[str, str]
     env_vars: Mapping[str, str]
     rows: tuple[BenchmarkRow, ...]
+    dirty: bool = False  # measured on an edited checkout, as the file itself says
 
 
 def read_result_file(path: Path, benchmarks: Mapping[str, BenchmarkFacts]) -> ResultFile:
@@ -89,18 +97,23 @@ def read_result_file(path: Path, benchmarks: Mapping[str, BenchmarkFacts]) -> Re
     Raises
     ------
     IngestError
-        It is no JSON, breaks off early, or a value has not the type or number it must have.
+        It is no JSON, breaks off early, holds too much, or a value has not the type or number it
+        must have.
     """
     found, raw = load_json(path)
     where = str(path)
     results = require(found, "results", dict, where)
-    columns = {name: _columns_of(found, name, results[name], where) for name in results}
+    columns = {
+        fitting(name, LONGEST_NAME, f"{where}: {name:.80}"): _columns_of(found, name, row, where)
+        for name, row in results.items()
+    }
+    _refuse_too_many(columns.values(), where)
     return ResultFile(
         path=path,
         digest=digest_of(raw),
-        commit=require(found, "commit_hash", str, where),
+        commit=require_text(found, "commit_hash", LONGEST_SHA, where),
         committed_at_ms=_milliseconds(require(found, "date", float, where), f"{where}: date"),
-        python=_declared_python(str(found.get("python") or "")),
+        python=_declared_python(optional(found, "python", str, where) or "", where),
         requirements=_declared(found, "requirements", where),
         env_vars=_declared(found, "env_vars", where),
         rows=tuple(
@@ -120,6 +133,8 @@ def _columns_of(found: dict[str, Any], name: str, row: object, where: str) -> di
     version = found.get("version")
     if version == 2:
         names = require(found, "result_columns", list, where)
+        if not all(isinstance(one, str) for one in names):
+            raise IngestError(f"{where}: result_columns: expected texts, got {names!r:.80}")
         if not isinstance(row, list):
             raise IngestError(f"{where}: {name}: expected a list, got {name_of(row)}")
         if len(row) > len(names):
@@ -128,9 +143,9 @@ def _columns_of(found: dict[str, Any], name: str, row: object, where: str) -> di
             )
         # Trailing nulls are not written.
         return dict(zip(names, row, strict=False))
-    if version in {None, 1}:
+    if version is None or version == 1:
         return _columns_of_format_1(found, name, row, where)
-    raise IngestError(f"{where}: version: expected 1 or 2, got {version!r}")
+    raise IngestError(f"{where}: version: expected 1 or 2, got {version!r:.80}")
 
 
 def _columns_of_format_1(
@@ -167,16 +182,42 @@ def _format_1_stat(entry: object, column: str, where: str) -> object:
 def _row(name: str, columns: dict[str, Any], facts: BenchmarkFacts, where: str) -> BenchmarkRow:
     params = _param_lists(columns.get("params"), where)
     cases = _cases(facts.param_names, params)
+    longest = max(cases, key=len, default="")
+    fitting(longest, LONGEST_CASE, f"{where}: params")
+    if len(longest.encode()) > LONGEST_CASE:
+        raise IngestError(f"{where}: params: expected at most {LONGEST_CASE} bytes a case")
     started_at = optional(columns, "started_at", float, where)
     return BenchmarkRow(
         name=name,
-        version=str(columns.get("version") or NO_VERSION),
+        version=_version(columns.get("version"), where),
         facts=facts,
         started_at_ms=None if started_at is None else _milliseconds(started_at, where),
-        duration_s=optional(columns, "duration", float, where),
+        duration_s=_finite([optional(columns, "duration", float, where)])[0],
         cases=cases,
         cells=tuple(_cells(columns, len(cases), where)),
     )
+
+
+def _version(value: object, where: str) -> str:
+    """Give a benchmark's version, which its author may have written as a number."""
+    if value is None:
+        return NO_VERSION
+    if type(value) not in {str, int, float}:
+        raise IngestError(f"{where}: version: expected a text, got {name_of(value)}")
+    return fitting(str(value or NO_VERSION), LONGEST_VERSION, f"{where}: version")
+
+
+def _refuse_too_many(columns: Iterable[dict[str, Any]], where: str) -> None:
+    """Count cases before any is made: a short file can name billions."""
+    total = 0
+    for one in columns:
+        count = math.prod(len(values) for values in _param_lists(one.get("params"), where))
+        total += count
+        if count > MOST_CASES or total > MOST_CASES_OF_FILE:
+            raise IngestError(
+                f"{where}: params: expected at most {MOST_CASES} cases a benchmark and "
+                f"{MOST_CASES_OF_FILE} a file, got more"
+            )
 
 
 def _milliseconds(value: float, where: str) -> int:
@@ -194,7 +235,7 @@ def _param_lists(value: object, where: str) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(str(text) for text in one) for one in value)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)
 def _cases(names: tuple[str, ...], params: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
     """Name every case in asv's order: the last parameter runs fastest."""
     return tuple(canonical_params(names, values) for values in product(*params))
@@ -205,6 +246,8 @@ def _cells(columns: dict[str, Any], count: int, where: str) -> Iterator[Cell]:
     raw, *statistics = (_numbers(columns.get(name), count, name, where) for name in NUMBERS)
     values, q25, q75, ci_low, ci_high, number, repeats = map(_finite, (raw, *statistics))
     samples = _sample_lists(columns.get("samples"), count, where)
+    _refuse_no_counts(number, f"{where}: stats_number")
+    _refuse_no_counts(repeats, f"{where}: stats_repeat")
     packed = zip(*map(_packable, (values, q25, q75, ci_low, ci_high, number)), strict=True)
     counts = (len(s) if n is None else int(n) for n, s in zip(repeats, samples, strict=True))
     whole = (None if one is None else int(one) for one in number)
@@ -213,9 +256,22 @@ def _cells(columns: dict[str, Any], count: int, where: str) -> Iterator[Cell]:
         *columns_of_cells, strict=True
     ):
         status = _status(first, value, n)
-        content = PACKED.pack(*numbers, n, len(status))
-        digest = digest_of(content + array("d", recorded).tobytes() if recorded else content)
+        digest = digest_of_cell(numbers, n, status, recorded)
         yield Cell(status, value, low, high, ci_a, ci_b, calls, n or None, digest, recorded)
+
+
+def digest_of_cell(
+    numbers: Sequence[float], n: int, status: str, samples: tuple[float, ...]
+) -> int:
+    """Give the number that equal measurements share; NaN stands for what is unknown."""
+    content = PACKED.pack(*numbers, n, len(status))
+    return digest_of(content + array("d", samples).tobytes() if samples else content)
+
+
+def _refuse_no_counts(values: Sequence[float | None], where: str) -> None:
+    wrong = next((one for one in values if one is not None and not 0 <= one <= MOST_COUNT), None)
+    if wrong is not None:
+        raise IngestError(f"{where}: expected 0..{MOST_COUNT}, got {wrong}")
 
 
 def _numbers(value: object, count: int, column: str, where: str) -> Sequence[float | None]:
@@ -225,16 +281,24 @@ def _numbers(value: object, count: int, column: str, where: str) -> Sequence[flo
     listed: list[Any] = value if isinstance(value, list) else [value]
     if len(listed) != count:
         raise IngestError(f"{where}: {column}: expected {count} values, got {len(listed)}")
-    if not NUMERIC.issuperset(map(type, listed)):
+    kinds = set(map(type, listed))
+    if not kinds <= NUMERIC:
         wrong = next(one for one in listed if type(one) not in NUMERIC)
         raise IngestError(f"{where}: {column}: expected numbers or null, got {name_of(wrong)}")
-    return listed
+    return [_as_float(one) for one in listed] if int in kinds else listed
+
+
+def _as_float(value: float | None) -> float | None:
+    """Give a whole number as a float; one that is longer than any of them as infinite."""
+    if type(value) is not int:
+        return value
+    return float(value) if -LARGEST <= value <= LARGEST else math.inf
 
 
 def _finite(values: Sequence[float | None]) -> list[float | None]:
-    """Keep what a database can compare: NaN and infinities become NULL."""
+    """Keep what a database can compare: NaN and what is beyond all floats become NULL."""
     return [
-        None if value is None or not -math.inf < value < math.inf else value for value in values
+        None if value is None or not -LARGEST <= value <= LARGEST else value for value in values
     ]
 
 
@@ -272,12 +336,13 @@ def _samples(value: object, where: str) -> tuple[float, ...]:
 def _declared(found: dict[str, Any], key: str, where: str) -> dict[str, str]:
     """Give what a commit declares, without paths: they are the machine's, not the commit's."""
     declared = optional(found, key, dict, where) or {}
+    fitting(repr(declared), MOST_TEXT, f"{where}: {key}")
     return {str(name): _without_path(str(value or "")) for name, value in declared.items()}
 
 
-def _declared_python(text: str) -> str:
+def _declared_python(text: str, where: str) -> str:
     """Give the version a file's interpreter has by its name; a plain `python` declares none."""
-    name = _without_path(text)
+    name = fitting(_without_path(text), LONGEST_VERSION, f"{where}: python")
     return "" if UNDECLARED_PYTHON.fullmatch(name) else name.removeprefix("python")
 
 

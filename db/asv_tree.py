@@ -42,10 +42,45 @@ class Tree:
     sidecars: tuple[Path, ...]
 
     @property
-    def sole_machine(self) -> Path | None:
-        """The folder of the only machine there is, told by the tree itself."""
+    def sole_machine(self) -> MachineFolder | None:
+        """The only machine there is, told by the tree itself; its files may not be asked for."""
         found = [path.parent for path in self.root.glob(f"*/{MACHINE}")]
-        return found[0] if len(found) == 1 else None
+        return MachineFolder(found[0], ()) if len(found) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Everything below the paths: asv's trees, and single files of other tools."""
+
+    trees: tuple[Tree, ...]
+    files: tuple[Path, ...]
+
+
+def sources(paths: Sequence[Path]) -> Sources:
+    """Part the paths: a JSON file, or a folder with nothing but such files, is another tool's.
+
+    Raises
+    ------
+    IngestError
+        As `discover`.
+    """
+    folders: list[Path] = []
+    files: dict[Path, None] = {}
+    for path in paths:
+        if found := _foreign_files(path.absolute()):
+            files.update(dict.fromkeys(found))
+        else:
+            folders.append(path)
+    return Sources(tuple(discover(folders)), tuple(files))
+
+
+def _foreign_files(path: Path) -> list[Path]:
+    """Give the JSON files of a path that is no part of an asv tree."""
+    if path.suffix == ".json" and path.is_file():
+        return [path]
+    if any(tree.machines or tree.sidecars for tree in _trees_below(path)):
+        return []  # an asv tree; `discover` names what such a folder lacks
+    return sorted(one for one in path.rglob("*.json") if not PRUNED & set(one.parts))
 
 
 def discover(paths: Sequence[Path]) -> list[Tree]:

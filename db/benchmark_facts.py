@@ -6,7 +6,7 @@ from typing import Any
 
 from db.columns import Direction
 from db.errors import IngestError
-from db.json_files import load_json, name_of, optional, require
+from db.json_files import fitting, load_json, name_of, optional, require, require_text
 from db.metrics import UNIT_BY_KIND, UNKNOWN_UNIT, MetricSpec, kind_of, metric_of
 
 
@@ -36,11 +36,13 @@ def orphan_facts(name: str) -> BenchmarkFacts:
 def _facts(entry: object, where: str) -> BenchmarkFacts:
     if not isinstance(entry, dict):
         raise IngestError(f"{where}: expected a JSON object, got {name_of(entry)}")
-    kind = require(entry, "type", str, where)
-    metric = metric_of(kind, require(entry, "unit", str, where), _direction(entry, where))
+    kind = require_text(entry, "type", 32, where)
+    unit = fitting(require(entry, "unit", str, where), 200, f"{where}: unit")
+    metric = metric_of(kind, unit, _direction(entry, where))
     names = require(entry, "param_names", list, where)
     if not all(isinstance(name, str) for name in names):
-        raise IngestError(f"{where}: param_names: expected texts, got {names!r}")
+        raise IngestError(f"{where}: param_names: expected texts, got {names!r:.80}")
+    fitting("".join(names), 2000, f"{where}: param_names")
     return BenchmarkFacts(kind, metric, tuple(names))
 
 

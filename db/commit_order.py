@@ -65,7 +65,7 @@ def _change(
         else:
             basis = OrderBasis.DATE
     new = {
-        "new_authored_at": dt.datetime.fromtimestamp(info.authored_at_s, dt.UTC),
+        "new_authored_at": _instant(info.authored_at_s),
         "new_subject": info.subject,
         "new_branch": info.branch,
         "new_position": info.position,
@@ -73,3 +73,11 @@ def _change(
     }
     same = all(getattr(row, name.removeprefix("new_")) == value for name, value in new.items())
     return None if same else new | {"commit": row.id}
+
+
+def _instant(seconds: int) -> dt.datetime | None:
+    """Give a date; None where a commit's is none of the calendar's, as git allows."""
+    try:
+        return dt.datetime.fromtimestamp(seconds, dt.UTC)
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -4,6 +4,7 @@
     ├── DatabaseUrlError      the URL cannot be read or names an unknown kind of database
     ├── MissingDatabaseError  no database answers there
     ├── SchemaError           it answers, but its tables are not this version's
+    ├── BusyError             others write all the time
     ├── IngestError           a file cannot be read; nothing of the call was written
     ├── UnknownCommitError    no stored commit, or more than one, goes by that name
     └── UnknownSeriesError    no stored series has that id
@@ -26,6 +27,10 @@ class MissingDatabaseError(DbError):
 
 class SchemaError(DbError):
     """The database answers, but its tables are not those of this version."""
+
+
+class BusyError(DbError):
+    """Others held the database's write lock for as long as a writer waits."""
 
 
 class IngestError(DbError):

@@ -13,23 +13,24 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Engine, func, insert, select
 
-from db.asv_results import read_result_file
-from db.asv_tree import MACHINE, ORDER, Tree, discover
-from db.benchmark_facts import read_benchmarks
+from db.asv_tree import sources
 from db.commit_order import order_basis, update_order
 from db.errors import IngestError
-from db.json_files import load_json, optional
+from db.foreign import Given
+from db.ingest_reading import Reader
+from db.ingest_settings import Settings
 from db.models import Benchmark, Revision, Window
-from db.provenance import Judge, Refusal
+from db.provenance import Refusal
 from db.registry import table_of
-from db.repository import CommitInfo, Repository, open_repository, read_recorded_order
-from db.result_store import MachineFile, ResultStore
+from db.renames import rename_stored
+from db.repository import Repository, open_repository
+from db.result_store import ResultStore
 from db.session import chunks, writing
-from db.sidecar import SidecarLine, read_sidecar
 from db.window_joins import join_windows
 from db.window_store import store_windows
 
-MACHINE_FACTS = ("arch", "cpu", "num_cpu", "os", "ram")
+AS_IT_IS = Settings()
+NOTHING = Given()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class IngestReport:
     windows_unjoined: int
     refused: tuple[Refusal, ...]
     order_basis: str  # "repository", "recorded" or "date"
+    unexplained: tuple[str, ...] = ()  # metrics without a direction, of which nothing was stored
 
 
 def ingest(
@@ -53,40 +55,46 @@ def ingest(
     paths: Sequence[Path],
     *,
     repository: Path | None = None,
+    settings: Settings = AS_IT_IS,
+    given: Given = NOTHING,
     dry_run: bool = False,
 ) -> IngestReport:
-    """Store every asv result and sidecar line below the paths.
+    """Store every result and sidecar line below the paths.
 
     Parameters
     ----------
-    paths : results trees, machine folders, telemetry, or folders above several of them
+    paths : results trees, machine folders, telemetry, folders above several of them, or JSON files
+        of pytest-benchmark, google-benchmark and nvbench
     repository : where the commits' history is; None looks at the current folder's
+    settings : meaning of metrics, and what was renamed; also applied to what is stored
+    given : commit and machine of files that name none
     dry_run : read and report, write nothing
 
     Raises
     ------
     IngestError
         A path holds no results or a file is not what it claims to be; nothing was written.
+    BusyError
+        Others wrote all the time; nothing was written.
     """
-    trees = discover(paths)
-    history = _repository(repository)
-    lines = [line for tree in trees for line in _lines(tree)]
-    recorded = [info for tree in trees for info in _recorded(tree)]
-    judge = Judge(lines, history)
-    with _cycles_left_alone(), writing(engine) as connection:
-        store = ResultStore(connection, dt.datetime.now(dt.UTC))
-        for entry in _files(trees, store, judge):
-            store.add(entry)
-        store.flush()
-        changed = store.counts.new_results + store.counts.withdrawn
-        changed += store_windows(connection, judge.accepted, store.machines)
-        changed += join_windows(connection, history)
-        changed += update_order(connection, history, recorded)
-        report = _report(connection, store, judge)
-        if changed:
-            _note(connection, report)
-        if dry_run:
-            connection.rollback()
+    reader = Reader(sources(paths), _repository(repository), settings, given)
+    with _cycles_left_alone():
+        files = reader.files()
+        with writing(engine) as connection:
+            changed = rename_stored(connection, settings)
+            store = ResultStore(connection, dt.datetime.now(dt.UTC))
+            for entry in files:
+                store.add(entry)
+            store.flush()
+            changed += store.counts.new_results + store.counts.withdrawn
+            changed += store_windows(connection, reader.judge.accepted, store.machines)
+            changed += join_windows(connection, reader.history)
+            changed += update_order(connection, reader.history, reader.recorded)
+            report = _report(connection, store, reader)
+            if changed:
+                _note(connection, report)
+            if dry_run:
+                connection.rollback()
     return report
 
 
@@ -114,43 +122,10 @@ def _repository(path: Path | None) -> Repository | None:
     return found
 
 
-def _lines(tree: Tree) -> Iterator[SidecarLine]:
-    sole = tree.sole_machine
-    machine = None if sole is None else _machine_row(sole)["name"]
-    for path in tree.sidecars:
-        yield from read_sidecar(path, machine)
-
-
-def _recorded(tree: Tree) -> list[CommitInfo]:
-    path = tree.root / ORDER
-    return read_recorded_order(path) if path.is_file() else []
-
-
-def _files(trees: Sequence[Tree], store: ResultStore, judge: Judge) -> Iterator[MachineFile]:
-    for tree in trees:
-        if not tree.machines:
-            continue
-        benchmarks = read_benchmarks(tree.root / "benchmarks.json")
-        for folder in tree.machines:
-            machine = _machine_row(folder.path)
-            store.machines.id(machine)
-            for path in folder.files:
-                file = read_result_file(path, benchmarks)
-                refused = judge.refused_cases(str(machine["name"]), file)
-                yield MachineFile(str(machine["name"]), file, refused)
-
-
-def _machine_row(folder: Path) -> dict[str, str | None]:
-    """Read machine.json; what it does not say of itself its folder's name does."""
-    path = folder / MACHINE
-    found, _ = load_json(path)
-    facts = {key: None if found.get(key) is None else str(found[key]) for key in MACHINE_FACTS}
-    return {"name": optional(found, "machine", str, str(path)) or folder.name, **facts}
-
-
-def _report(connection: Connection, store: ResultStore, judge: Judge) -> IngestReport:
-    counts = store.counts
-    joined = _num_joined(connection, [line.window_id for line in judge.accepted])
+def _report(connection: Connection, store: ResultStore, reader: Reader) -> IngestReport:
+    counts, judge = store.counts, reader.judge
+    uids = {line.window_id for line in judge.accepted}
+    joined = _num_joined(connection, sorted(uids))
     names = {
         name: tuple(param_names)
         for name, param_names in connection.execute(select(Benchmark.name, Benchmark.param_names))
@@ -163,9 +138,10 @@ def _report(connection: Connection, store: ResultStore, judge: Judge) -> IngestR
         failed=counts.failed,
         skipped=counts.skipped,
         windows_joined=joined,
-        windows_unjoined=len({line.window_id for line in judge.accepted}) - joined,
+        windows_unjoined=len(uids) - joined,
         refused=judge.refusals(names),
         order_basis=str(order_basis(connection, counts.commits)),
+        unexplained=reader.unexplained,
     )
 
 

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from db.errors import IngestError
+from db.json_files import read_bytes
 
 MAIN_BRANCHES = ("main", "master")
 ENGINE = "engine"
 FIELD = "\x1f"
+WHOLE_NUMBER = re.compile("-?[0-9]{1,18}")
+LONGEST_LINE = 10_000  # characters of a recorded subject with its hash
 HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 LOG_FORMAT = FIELD.join(("%H", "%P", "%at", "%s"))
 
@@ -42,6 +45,18 @@ class Repository:
         asked = [sha for sha in dict.fromkeys(shas) if HASH.fullmatch(sha)]
         answers = self._kinds([f"{sha}^{{commit}}" for sha in asked])
         return {sha for sha, answer in zip(asked, answers, strict=True) if answer is not None}
+
+    def resolve(self, name: str) -> str | None:
+        """Give the full hash of the commit that a name stands for; None where there is none."""
+        if name.startswith("-") or any(letter.isspace() for letter in name):
+            return None
+        return self._kinds([f"{name}^{{commit}}"])[0]
+
+    def committed_at_s(self, sha: str) -> int | None:
+        """Give a commit's date; None where the repository does not have it."""
+        if not self.known([sha]):
+            return None
+        return int(self._run(["show", "--no-patch", "--format=%ct", sha]))
 
     def engine_trees(self, shas: Iterable[str]) -> dict[str, str | None]:
         """Give the hash of engine/ in each known commit; None in one without it."""
@@ -138,18 +153,21 @@ def read_recorded_order(path: Path) -> list[CommitInfo]:
         A line has not three fields, or no number in the second.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise IngestError(f"{path}: expected a readable text, got {error}") from None
-    found = []
-    for number, line in enumerate(lines):
-        fields = line.split("\t", 2)
-        if len(fields) < 3 or not fields[1].lstrip("-").isdecimal():
-            raise IngestError(
-                f"{path}:{number + 1}: expected hash, author time and subject between tabs"
-            )
-        found.append(CommitInfo(fields[0], int(fields[1]), fields[2], None, number))
-    return found
+        text = read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise IngestError(f"{path}: expected UTF-8, got another text ({error.reason})") from None
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return [_recorded(line, number, f"{path}:{number + 1}") for number, line in enumerate(lines)]
+
+
+def _recorded(line: str, number: int, where: str) -> CommitInfo:
+    fields = line.split("\t", 2)
+    if len(fields) < 3 or not WHOLE_NUMBER.fullmatch(fields[1]):
+        raise IngestError(f"{where}: expected hash, author time and subject between tabs")
+    sha, authored_at, subject = fields
+    if not sha or len(line) > LONGEST_LINE or "\0" in line:
+        raise IngestError(f"{where}: expected a hash and a subject of one line, got {line!r:.80}")
+    return CommitInfo(sha, int(authored_at), subject, None, number)
 
 
 def _first_parent_chain(tips: Sequence[str], parents: dict[str, list[str]]) -> set[str]:

@@ -6,7 +6,7 @@ statistics carries the same digest and is the measurement that is there already.
 """
 
 import datetime as dt
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,7 @@ _NewResult = tuple[int, BenchmarkRow, Cell]
 class MachineFile:
     """A result file, the machine it is of, and the cases of it that must not be stored."""
 
-    machine: str
+    machine: Mapping[str, str | None]  # a row of the table, its label under "name"
     file: ResultFile
     refused: frozenset[tuple[str, str]] = frozenset()  # benchmark and canonical params
 
@@ -107,7 +107,7 @@ class ResultStore:
             self.counts.files += 1
             self.counts.commits.add(run["commit_id"])
             if new:
-                fresh.append(run | {"results": new})
+                fresh.append(run | {"results": new, "dirty": entry.file.dirty})
         self._write(fresh)
 
     def _run_rows(self, entries: Sequence[MachineFile]) -> list[dict[str, Any]]:
@@ -116,7 +116,7 @@ class ResultStore:
         return [
             {
                 "commit_id": commit_id,
-                "machine_id": self.machines.id({"name": entry.machine}),
+                "machine_id": self.machines.id(dict(entry.machine)),
                 "variant_id": variant_id,
                 "invocation": None,
                 "source_digest": entry.file.digest,
@@ -202,14 +202,15 @@ class ResultStore:
     def _write(self, runs: Sequence[dict[str, Any]]) -> None:
         """Write runs, their results and the samples of these."""
         results: list[list[_NewResult]] = [run.pop("results") for run in runs]
+        dirty: list[bool] = [run.pop("dirty") for run in runs]
         run_ids = self._runs.ids(runs)
         plain: list[tuple[Any, ...]] = []
         sampled: list[tuple[Any, ...]] = []
         samples: list[tuple[float, ...]] = []
-        for run, run_id, found in zip(runs, run_ids, results, strict=True):
+        for run, run_id, found, is_dirty in zip(runs, run_ids, results, dirty, strict=True):
             for series_id, row, cell in found:
                 head = (series_id, run["commit_id"], run_id, row.started_at_ms, row.duration_s)
-                values = (*head, False, *cell[:-1])
+                values = (*head, is_dirty, *cell[:-1])
                 if cell.samples:
                     sampled.append(values)
                     samples.append(cell.samples)

@@ -15,15 +15,25 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    RootTransaction,
+    create_engine,
+    event,
+    make_url,
+    text,
+)
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from db.errors import DatabaseUrlError, DbError, MissingDatabaseError, SchemaError
+from db.errors import BusyError, DatabaseUrlError, DbError, MissingDatabaseError, SchemaError
 from db.models import Commit
 
 DEFAULT_URL = "sqlite:///ddtree-bench.db"  # where nobody names another
-BUSY_TIMEOUT_MS = 30_000
+BUSY_TIMEOUT_MS = 30_000  # of a reader; it meets a lock only while tables are being changed
+WRITE_TIMEOUT_MS = 600_000  # of a writer, who waits for all that came before
 MOST_BOUND = 10_000  # parameters of one statement; SQLite takes 32 766, PostgreSQL 65 535
 T = TypeVar("T")
 DRIVERS = {
@@ -131,13 +141,41 @@ def check(url: str) -> None:
 
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
-    """One transaction that holds the write lock from its start; an error leaves nothing of it."""
+    """One transaction that holds the write lock from its start; an error leaves nothing of it.
+
+    Raises
+    ------
+    BusyError
+        Others held the lock for `WRITE_TIMEOUT_MS`.
+    """
     writer = engine.execution_options(ddtree_begin="IMMEDIATE")
-    with writer.begin() as connection:
-        if connection.dialect.name == "postgresql":
-            # SQLite has one writer at a time; the same here, so that both behave alike.
-            connection.execute(text("LOCK TABLE commits IN SHARE ROW EXCLUSIVE MODE"))
+    with writer.connect() as connection, _begin_to_write(connection):
         yield connection
+
+
+def _begin_to_write(connection: Connection) -> RootTransaction:
+    """Begin a transaction that nobody else can write beside.
+
+    SQLite has one writer at a time; the same on PostgreSQL, so that both behave alike.
+    """
+    is_sqlite = connection.dialect.name == "sqlite"
+    try:
+        if is_sqlite:
+            _set_busy_timeout(connection, WRITE_TIMEOUT_MS)
+        transaction = connection.begin()
+        if not is_sqlite:
+            connection.execute(text(f"SET LOCAL lock_timeout = {WRITE_TIMEOUT_MS}"))
+            connection.execute(text("LOCK TABLE commits IN SHARE ROW EXCLUSIVE MODE"))
+            connection.execute(text("SET LOCAL lock_timeout = 0"))
+    except OperationalError as error:
+        raise BusyError(
+            f"database: expected to write within {WRITE_TIMEOUT_MS // 1000} s, others held its "
+            f"lock all the time ({str(error.orig).strip().splitlines()[0]})"
+        ) from None
+    finally:
+        if is_sqlite:
+            _set_busy_timeout(connection, BUSY_TIMEOUT_MS)
+    return transaction
 
 
 def _connectable(url: str, *, must_exist: bool) -> Engine:
@@ -232,6 +270,12 @@ def _migrate(engine: Engine, revision: str, *, down: bool = False) -> None:
         (command.downgrade if down else command.upgrade)(config, revision)
         connection.commit()
         _set_foreign_keys(connection, "ON")
+
+
+def _set_busy_timeout(connection: Connection, milliseconds: int) -> None:
+    driver = connection.connection.driver_connection
+    if driver is not None:
+        driver.execute(f"PRAGMA busy_timeout = {milliseconds}").close()
 
 
 def _set_foreign_keys(connection: Connection, state: str) -> None:

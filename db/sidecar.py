@@ -4,16 +4,29 @@ The format is written beside the suites and shared by nothing but this text: JSO
 always present, null where unknown, refused where a line is not that.
 """
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from db.errors import IngestError
-from db.json_files import name_of, optional, parse_object, require
+from db.json_files import (
+    fitting,
+    name_of,
+    optional,
+    optional_count,
+    optional_text,
+    parse_object,
+    read_bytes,
+    require,
+    require_text,
+)
 
 SCHEMA = 1
+MOST_IN_LIST = 100_000  # samples, params, codes, counters or stages of one line
+Many = TypeVar("Many", list[Any], dict[str, Any])
+LONGEST_TEXT = 10_000  # characters of what has no width of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +118,7 @@ def read_sidecar(path: Path, sole_machine: str | None) -> list[SidecarLine]:
         A line is no JSON object (a process killed while writing leaves one), has another schema,
         or a value of the wrong type. The message names file and line.
     """
-    try:
-        raw = path.read_bytes().splitlines()
-    except OSError as error:
-        raise IngestError(f"{path}: expected a readable file, got {error.strerror}") from None
+    raw = read_bytes(path).splitlines()
     return [
         _line(parse_object(text, f"{path}:{number}"), f"{path}:{number}", path.stem, sole_machine)
         for number, text in enumerate(raw, start=1)
@@ -122,25 +132,25 @@ def _line(
     schema = require(found, "schema", int, where)
     if schema != SCHEMA:
         raise IngestError(f"{where}: schema: expected {SCHEMA}, got {schema}")
-    run_id = optional(found, "run_id", str, where)
+    run_id = optional_text(found, "run_id", 200, where)
     return SidecarLine(
         where=where,
-        window_id=require(found, "window_id", str, where),
-        benchmark=require(found, "benchmark", str, where),
-        version=optional(found, "version", str, where),
+        window_id=require_text(found, "window_id", 64, where),
+        benchmark=require_text(found, "benchmark", 500, where),
+        version=optional_text(found, "version", 200, where),
         params=_texts(found, "params", where),
-        invocation=run_id or file_name,
+        invocation=run_id or fitting(file_name, 200, f"{where}: name of the file"),
         run_id=run_id,
-        commit=optional(found, "commit", str, where),
-        machine=optional(found, "machine", str, where) or sole_machine,
-        process_number=optional(found, "process_number", int, where),
+        commit=optional_text(found, "commit", 64, where),
+        machine=optional_text(found, "machine", 200, where) or sole_machine,
+        process_number=optional_count(found, "process_number", where),
         pid=require(found, "pid", int, where),
-        n=require(found, "n", int, where),
+        n=_count(found, "n", where),
         median_s=_finite(require(found, "median_s", float, where), "median_s", where),
         samples_s=_numbers(found, "samples_s", where),
         started_at_s=_finite(require(found, "started_at", float, where), "started_at", where),
         ended_at_s=_finite(require(found, "ended_at", float, where), "ended_at", where),
-        timer=require(found, "timer", str, where),
+        timer=require_text(found, "timer", 16, where),
         stage_seconds=_stages(found, where),
         commit_length=_known(found, "commit_length", where),
         bytes=optional(found, "bytes", int, where),
@@ -151,8 +161,10 @@ def _line(
         rates=_rates(require(found, "ceilings", dict, where), f"{where}: ceilings"),
         device=_device(require(found, "device", dict, where), f"{where}: device"),
         counters={
-            name: _counter(value, f"{where}: counters: {name}")
-            for name, value in require(found, "counters", dict, where).items()
+            fitting(name, 64, f"{where}: counters: {name:.80}"): _counter(
+                value, f"{where}: counters: {name}"
+            )
+            for name, value in _bearable(require(found, "counters", dict, where), where).items()
         },
         validity=_texts(found, "validity", where),
         provenance=_provenance(require(found, "provenance", dict, where), f"{where}: provenance"),
@@ -163,20 +175,20 @@ def _rates(found: dict[str, Any], where: str) -> Rates:
     return Rates(
         read_bytes_per_s=_known(found, "read_bytes_per_s", where),
         matmul_flops_per_s=_known(found, "matmul_flops_per_s", where),
-        source=require(found, "source", str, where),
-        dtype=optional(found, "dtype", str, where),
+        source=require_text(found, "source", 16, where),
+        dtype=optional_text(found, "dtype", 32, where),
     )
 
 
 def _device(found: dict[str, Any], where: str) -> Device:
     return Device(
-        kind=require(found, "kind", str, where),
-        name=require(found, "name", str, where),
-        gpu_uuid=optional(found, "gpu_uuid", str, where),
-        driver=optional(found, "driver", str, where),
+        kind=require_text(found, "kind", 16, where),
+        name=require_text(found, "name", 180, where),
+        gpu_uuid=optional_text(found, "gpu_uuid", 180, where),
+        driver=optional_text(found, "driver", 200, where),
         power_limit_w=_known(found, "power_limit_w", where),
-        num_sms=optional(found, "num_sms", int, where),
-        runtime=optional(found, "runtime", str, where),
+        num_sms=optional_count(found, "num_sms", where),
+        runtime=optional_text(found, "runtime", 200, where),
     )
 
 
@@ -184,28 +196,31 @@ def _counter(found: object, where: str) -> Counter:
     if not isinstance(found, dict):
         raise IngestError(f"{where}: expected a JSON object, got {name_of(found)}")
     return Counter(
-        unit=require(found, "unit", str, where),
+        unit=require_text(found, "unit", 32, where),
         median=_known(found, "median", where),
         low=_known(found, "min", where),
         high=_known(found, "max", where),
-        n=optional(found, "n", int, where),
+        n=optional_count(found, "n", where),
     )
 
 
 def _provenance(found: dict[str, Any], where: str) -> Provenance:
     return Provenance(
-        engine_file=optional(found, "engine_file", str, where),
-        engine_tree=optional(found, "engine_tree", str, where),
+        engine_file=optional_text(found, "engine_file", LONGEST_TEXT, where),
+        engine_tree=optional_text(found, "engine_tree", 64, where),
         dirty=optional(found, "dirty", bool, where),
         external=require(found, "external", bool, where),
-        source=optional(found, "source", str, where),
+        source=optional_text(found, "source", LONGEST_TEXT, where),
     )
 
 
 def _stages(found: dict[str, Any], where: str) -> dict[str, float]:
     stages = optional(found, "stage_seconds", dict, where) or {}
     return {
-        str(name): _finite(require(stages, name, float, where), str(name), where) for name in stages
+        fitting(name, 64, f"{where}: {name:.80}"): _finite(
+            require(stages, name, float, where), name, where
+        )
+        for name in _bearable(stages, where)
     }
 
 
@@ -213,14 +228,26 @@ def _texts(found: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
     values = require(found, key, list, where)
     if not all(isinstance(value, str) for value in values):
         raise IngestError(f"{where}: {key}: expected texts, got {values!r:.80}")
-    return tuple(values)
+    fitting("".join(values), LONGEST_TEXT, f"{where}: {key}")
+    return tuple(_bearable(values, where))
 
 
 def _numbers(found: dict[str, Any], key: str, where: str) -> tuple[float, ...]:
     values = require(found, key, list, where)
     if not all(type(value) in {int, float} for value in values):
         raise IngestError(f"{where}: {key}: expected numbers, got {values!r:.80}")
-    return tuple(_finite(float(value), key, where) for value in values)
+    return tuple(_finite(value, key, where) for value in _bearable(values, where))
+
+
+def _count(found: dict[str, Any], key: str, where: str) -> int:
+    require(found, key, int, where)
+    return optional_count(found, key, where) or 0
+
+
+def _bearable(values: Many, where: str) -> Many:
+    if len(values) > MOST_IN_LIST:
+        raise IngestError(f"{where}: expected at most {MOST_IN_LIST} entries, got {len(values)}")
+    return values
 
 
 def _known(found: dict[str, Any], key: str, where: str) -> float | None:
@@ -229,6 +256,7 @@ def _known(found: dict[str, Any], key: str, where: str) -> float | None:
 
 
 def _finite(value: float, key: str, where: str) -> float:
-    if not math.isfinite(value):
-        raise IngestError(f"{where}: {key}: expected a finite number, got {value}")
-    return value
+    """Give a float; a whole number may be longer than any of them."""
+    if not -sys.float_info.max <= value <= sys.float_info.max:
+        raise IngestError(f"{where}: {key}: expected a finite number, got {value!r:.80}")
+    return float(value)

@@ -73,7 +73,7 @@ def _environments(
         }
         for line, runner_id in zip(lines, runners, strict=True)
     ]
-    return Registry(connection, RunnerEnvironment, ["digest"]).ids(_digested(rows))
+    return Registry(connection, RunnerEnvironment, ["digest"]).ids(digested(rows))
 
 
 def _ceilings(
@@ -91,10 +91,10 @@ def _ceilings(
         }
         for line, environment_id in zip(lines, environments, strict=True)
     ]
-    return Registry(connection, Ceiling, ["digest"]).ids(_digested(rows))
+    return Registry(connection, Ceiling, ["digest"]).ids(digested(rows))
 
 
-def _digested(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def digested(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Identify rows by all they say: NULLs would make a unique constraint let copies in."""
     return [row | {"digest": digest_of(repr(sorted(row.items())).encode())} for row in rows]
 
