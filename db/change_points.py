@@ -13,16 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from db.explained import clock_effect, identity_effect, switches
-from db.segmentation import (
-    MIN_SEGMENT,
-    REACH,
-    Boundary,
-    Logs,
-    Strictness,
-    judge,
-    median,
-    segment,
-)
+from db.partition import MIN_SEGMENT, Logs, median
+from db.segmentation import REACH, Boundary, Seen, Strictness, judge, segment, segment_many
 from db.series import Series, SeriesInputError, usable_series
 
 if TYPE_CHECKING:
@@ -30,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike
 
-__all__ = ["Cause", "ChangePoint", "SeriesInputError", "detect"]
+__all__ = ["Cause", "ChangePoint", "Observed", "SeriesInputError", "detect", "detect_many"]
 
 Cause = Literal["code", "dependency", "environment", "clock", "hardware", "noise", "unknown"]
 
@@ -83,12 +75,41 @@ def detect(
     SeriesInputError
         An array is not one-dimensional or its length is not that of the values.
     """
-    series = usable_series(values, spread, covariates or {}, epochs, runners)
-    if len(series.logs) < MIN_RESULTS:
-        return []
-    effects = _explain(series)
-    rest = series.logs - sum((effect.curve for effect in effects), np.zeros_like(series.logs))
-    levels = segment(rest, Strictness())
+    return detect_many([Observed(values, spread, covariates, epochs, runners)])[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The arguments of `detect` for one of many series."""
+
+    values: ArrayLike
+    spread: ArrayLike | None = None
+    covariates: Mapping[str, ArrayLike] | None = None
+    epochs: Sequence[Hashable] | None = None
+    runners: Sequence[Hashable] | None = None
+
+
+def detect_many(observed: Sequence[Observed]) -> list[list[ChangePoint]]:
+    """Find the change points of many series, each as `detect` does, faster than one by one."""
+    usable = [
+        usable_series(one.values, one.spread, one.covariates or {}, one.epochs, one.runners)
+        for one in observed
+    ]
+    enough = [series for series in usable if len(series.logs) >= MIN_RESULTS]
+    effects = [_explain(series) for series in enough]
+    rests = [
+        series.logs - sum((effect.curve for effect in explained), np.zeros_like(series.logs))
+        for series, explained in zip(enough, effects, strict=True)
+    ]
+    levels = segment_many(rests, [series.spreads for series in enough], Strictness())
+    points = (_points(*one) for one in zip(enough, effects, rests, levels, strict=True))
+    return [next(points) if len(series.logs) >= MIN_RESULTS else [] for series in usable]
+
+
+def _points(
+    series: Series, effects: Sequence[_Effect], rest: Logs, levels: list[Boundary]
+) -> list[ChangePoint]:
+    """Tell the levels that are explained from those that are left."""
     found: dict[int, ChangePoint] = {}
     for effect in effects:
         found.update(_explained_points(series, effect, rest, levels))
@@ -136,10 +157,11 @@ def _explained_points(
 ) -> dict[int, ChangePoint]:
     """Report the starts of an effect at which the level really changed."""
     logs = rest + effect.curve
+    seen = Seen(logs, logs, series.spreads)
     edges = sorted({*effect.starts, *(boundary.index for boundary in levels)})
     points = {}
     for span in _spans(edges, len(logs)):
-        boundary = judge(logs, span, Strictness())
+        boundary = judge(seen, span, Strictness())
         if span[1] in effect.starts and boundary.strength >= 1.0:
             point = _point(series, logs, span, boundary.p_value, effect.cause)
             points[point.index] = point

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from db.segmentation import median
+from db.partition import median
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    from db.segmentation import Logs
+    from db.partition import Logs
 
 NEIGHBOURS = 5  # results on each side of a switch that its jump is read from
 FEW_SWITCHES = 2  # up to here the first jump defines an offset, beyond it the median of all

@@ -1,28 +1,40 @@
 """Cut a series of log values into levels: propose many boundaries, keep those that hold up.
 
-`propose` is generous: penalised least squares on values whose lone outliers were pulled in.
-`judge` is strict and looks at the values as they are: a boundary stays if the levels differ
-relevantly, beyond the noise on both sides, and by a rank test. The weakest boundary falls first
-and its neighbours are judged again without it.
+`db.partition` proposes generously. `judge` is strict and looks at the values as they are: a
+boundary stays if the levels differ relevantly, beyond the noise on both sides, and by a rank test,
+which may be a stricter one without lone outliers.
+The weakest boundary falls first and its neighbours are judged again without it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
+from db.partition import MIN_SEGMENT, Logs, Tamed, median, propose_many
 from db.rank_test import rank_p_value
 
-Logs = NDArray[np.float64]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-MIN_SEGMENT = 3  # results of a level before it is one
+__all__ = [
+    "MIN_SEGMENT",
+    "REACH",
+    "Boundary",
+    "Seen",
+    "Strictness",
+    "judge",
+    "segment",
+    "segment_many",
+]
+
+SHORT = 8  # results of a level that may be no more than an odd stretch
+SETTLED = 6  # results of a level that is not young any more
+CALM = 2.0  # times the spread of the calmest third, beyond which a result is left out
 REACH = 30  # results on each side of a boundary that are looked at
-PENALTY = 3.0  # of a boundary, in log(n) noise variances
-CLIP_SIGMAS = 3.0  # how far a lone result may lie from its neighbours when proposing
-MIN_NOISE = 1e-4  # of the log; asv rounds its statistics to about five digits
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
 
 
@@ -30,10 +42,22 @@ MAD_TO_SIGMA = 1.4826  # of a normal distribution
 class Strictness:
     """What a boundary must show to stay."""
 
-    relevance_rel: float = 0.02  # least relative change of the level
+    relevance_rel: float = 0.02  # change of the level that is worth acting on
+    least_rel: float = 0.015  # least relative change of the level
     min_sigmas: float = 2.0  # least change in robust standard deviations of either side
-    max_p_value: float = 5e-4  # of the rank test
+    min_young_sigmas: float = 3.5  # the same of a level that is young, or of a small change
+    max_p_value: float = 6e-4  # of the rank test
+    max_tamed_p_value: float = 2e-5  # the same without lone outliers, which makes it optimistic
     min_segment: int = MIN_SEGMENT
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A series as it is, without its lone outliers, and the usual spread around each result."""
+
+    logs: Logs
+    tamed: Logs
+    spreads: Logs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,99 +72,130 @@ class Boundary:
 
 def segment(logs: Logs, strictness: Strictness) -> list[Boundary]:
     """Find the boundaries between levels, in order."""
-    proposed = propose(logs, strictness.min_segment)
-    known: dict[tuple[int, int, int], Boundary] = {}
-    while proposed:
-        edges = [0, *proposed, len(logs)]
-        spans = list(zip(edges, edges[1:], edges[2:], strict=False))
-        for span in spans:
-            if span not in known:
-                known[span] = judge(logs, span, strictness)
-        weakest = min((known[span] for span in spans), key=lambda found: found.strength)
-        if weakest.strength >= 1.0:
-            return [known[span] for span in spans]
-        proposed.remove(weakest.index)
-    return []
+    return segment_many([logs], [None], strictness)[0]
 
 
-def propose(logs: Logs, min_segment: int = MIN_SEGMENT) -> list[int]:
-    """Propose boundaries by exact penalised least squares; quadratic in the length.
+def segment_many(
+    series: Sequence[Logs], spreads: Sequence[Logs | None], strictness: Strictness
+) -> list[list[Boundary]]:
+    """Find the boundaries of many series, faster than one by one.
 
-    Source: Jackson et al., An algorithm for optimal partitioning of data on an interval (2005).
+    `spreads` say of each result of a series how far its samples lay apart, relative to it.
     """
-    size = len(logs)
-    noise = noise_of(logs)
-    scaled = pull_in_outliers(logs, noise)
-    scaled = (scaled - scaled.mean()) / noise
-    sums = np.concatenate(([0.0], scaled.cumsum()))
-    penalty = PENALTY * float(np.log(size))
-    # best[t] is the least cost of the first t values, less their sum of squares.
-    best = np.full(size + 1, np.inf)
-    best[0] = 0.0
-    starts = np.zeros(size + 1, dtype=np.int64)
-    lengths = np.arange(size, -1, -1, dtype=np.float64)
-    for end in range(min_segment, size + 1):
-        last = end - min_segment + 1
-        gains = sums[end] - sums[:last]
-        gains *= gains
-        gains /= lengths[size - end : size - end + last]
-        costs = best[:last] - gains
-        start = int(costs.argmin())
-        best[end], starts[end] = costs[start] + penalty, start
-    boundaries = []
-    while size > 0:
-        size = int(starts[size])
-        boundaries.append(size)
-    return boundaries[-2::-1]
+    tamed = [Tamed.of(*one) for one in zip(series, spreads, strict=True)]
+    proposals = propose_many(tamed, strictness.min_segment)
+    every = zip(series, tamed, spreads, proposals, strict=True)
+    return [
+        _Judging(Seen(logs, tame.logs, apart), strictness).keep(proposed)
+        for logs, tame, apart, proposed in every
+    ]
 
 
-def judge(logs: Logs, span: tuple[int, int, int], strictness: Strictness) -> Boundary:
+@dataclass(slots=True)
+class _Judging:
+    """Boundaries of one series that fall one after the other, the weakest first."""
+
+    seen: Seen
+    strictness: Strictness
+    known: dict[tuple[int, int, int], Boundary] = field(default_factory=dict)
+
+    def keep(self, proposed: Sequence[int]) -> list[Boundary]:
+        """Drop boundaries until every one that is left holds up."""
+        edges = [0, *proposed, len(self.seen.logs)]
+        while len(edges) > 2:
+            found = [self._at(edges, place) for place in range(1, len(edges) - 1)]
+            weakest = min(found, key=lambda boundary: boundary.strength)
+            if weakest.strength >= 1.0:
+                return found
+            edges.remove(self._to_drop(edges, edges.index(weakest.index)))
+        return []
+
+    def _to_drop(self, edges: list[int], place: int) -> int:
+        """Drop a neighbour instead where that lets the weakest hold, better than the reverse.
+
+        A few odd results before a step make a level of their own, too short to tell the step.
+        """
+        dropped, best = edges[place], 1.0
+        for neighbour in (place - 1, place + 1):
+            is_close = abs(edges[neighbour] - edges[place]) < SHORT
+            if is_close and 0 < neighbour < len(edges) - 1:
+                alone = self._without(edges, place, neighbour)
+                reverse = self._without(edges, neighbour, place)
+                if alone.strength > max(best, reverse.strength):
+                    dropped, best = edges[neighbour], alone.strength
+        return dropped
+
+    def _without(self, edges: list[int], place: int, gone: int) -> Boundary:
+        kept = [*edges[:gone], *edges[gone + 1 :]]
+        return self._at(kept, place - (gone < place))
+
+    def _at(self, edges: list[int], place: int) -> Boundary:
+        span = edges[place - 1], edges[place], edges[place + 1]
+        if span not in self.known:
+            self.known[span] = judge(self.seen, span, self.strictness)
+        return self.known[span]
+
+
+def judge(seen: Seen, span: tuple[int, int, int], strictness: Strictness) -> Boundary:
     """Weigh the boundary in the middle of `span` by the values close to it."""
     start, index, end = span
-    before = logs[max(start, index - REACH) : index]
-    after = logs[index : min(end, index + REACH)]
-    shift = median(after) - median(before)
-    if min(len(before), len(after)) < strictness.min_segment:
+    before = _Side.of(seen, slice(max(start, index - REACH), index))
+    after = _Side.of(seen, slice(index, min(end, index + REACH)))
+    shift = median(after.logs) - median(before.logs)
+    least = min(len(before.logs), len(after.logs))
+    if least < strictness.min_segment:
         return Boundary(index, shift, 1.0, 0.0)
-    p_value = rank_p_value(before, after)
-    needed = max(
-        float(np.log1p(strictness.relevance_rel)),
-        strictness.min_sigmas * _scatter(before, after),
+    size = abs(shift) / _needed(_scatter(before, after), strictness, is_young=least < SETTLED)
+    if size < 1.0:  # it falls whatever its ranks say
+        return Boundary(index, shift, 1.0, size)
+    p_value = rank_p_value(before.logs, after.logs)
+    tamed = rank_p_value(before.tamed, after.tamed)
+    certainty = max(
+        math.log(p_value) / math.log(strictness.max_p_value),
+        math.log(tamed) / math.log(strictness.max_tamed_p_value),
     )
-    certainty = float(np.log(p_value) / np.log(strictness.max_p_value))
-    return Boundary(index, shift, p_value, min(abs(shift) / needed, certainty))
+    return Boundary(index, shift, max(p_value, tamed), min(size, certainty))
 
 
-def noise_of(logs: Logs) -> float:
-    """Estimate the noise of a series from neighbours, so that its levels do not count."""
-    steps = median(np.abs(np.diff(logs))) if len(logs) > 1 else 0.0
-    return max(MIN_NOISE, MAD_TO_SIGMA * steps / float(np.sqrt(2.0)))
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """The results of one side that are judged by, with how far their samples usually lie apart."""
+
+    logs: Logs
+    tamed: Logs
+    spread: float | None
+
+    @classmethod
+    def of(cls, seen: Seen, where: slice) -> _Side:
+        """Leave out what scattered far more than the calmest third, if enough is left."""
+        if seen.spreads is None or not seen.spreads[where].size:
+            return cls(seen.logs[where], seen.tamed[where], None)
+        here = seen.spreads[where]
+        calm = here <= CALM * np.sort(here)[(len(here) - 1) // 3]
+        if int(calm.sum()) < SETTLED:
+            calm[:] = True
+        return cls(seen.logs[where][calm], seen.tamed[where][calm], median(here[calm]))
 
 
-def pull_in_outliers(logs: Logs, noise: float) -> Logs:
-    """Pull lone outliers in to a few sigmas from the median of five; a level of three stays."""
-    middle = rolling_median(logs, 5)
-    return np.clip(logs, middle - CLIP_SIGMAS * noise, middle + CLIP_SIGMAS * noise)
+def _needed(scatter: float, strictness: Strictness, *, is_young: bool) -> float:
+    """Give the least change: a small one, and one to a young level, must leave the noise clearly.
+
+    A change that is large enough to act on needs fewer standard deviations once it has lasted.
+    """
+    clear = max(math.log1p(strictness.least_rel), strictness.min_young_sigmas * scatter)
+    if is_young:
+        return clear
+    relevant = min(math.log1p(strictness.relevance_rel), clear)
+    return max(relevant, strictness.min_sigmas * scatter)
 
 
-def rolling_median(values: Logs, width: int) -> Logs:
-    """Give the median around each value; at the ends of what there is, gaps left out."""
-    padded = np.pad(values, width // 2, constant_values=np.nan)
-    ordered = np.sort(sliding_window_view(padded, width), axis=1)
-    known = (~np.isnan(ordered)).sum(axis=1)
-    rows = np.arange(len(values))
-    middle: Logs = (ordered[rows, np.maximum(known - 1, 0) // 2] + ordered[rows, known // 2]) / 2.0
-    return middle
-
-
-def median(values: Logs) -> float:
-    """Give the median; far quicker than numpy's on the short arrays here."""
-    ordered = np.sort(values)
-    half = len(ordered) // 2
-    return float(ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2.0)
-
-
-def _scatter(before: Logs, after: Logs) -> float:
-    """Take the noisier side; a side too short to tell its noise is not asked."""
-    sides = [side for side in (before, after) if len(side) >= 5] or [before, after]
-    return max(MAD_TO_SIGMA * median(np.abs(side - median(side))) for side in sides)
+def _scatter(before: _Side, after: _Side) -> float:
+    """Take the noisier side; one too short to tell its noise has its samples' instead."""
+    sides = [side for side in (before, after) if len(side.logs) >= 5]
+    known = [
+        MAD_TO_SIGMA * median(np.abs(side.logs - median(side.logs)))
+        for side in sides or (before, after)
+    ]
+    if len(sides) == 1 and before.spread and after.spread:
+        known.append(known[0] * max(before.spread, after.spread) / (sides[0].spread or 1.0))
+    return max(known)

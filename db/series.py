@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from db.errors import DbError
-from db.segmentation import Logs, rolling_median
+from db.partition import Logs, rolling_median
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
+STRETCH = 5  # results around one that tell whether it is calm here
 NEIGHBOURHOOD = 9  # results around one that tell its usual spread
 UNRELIABLE = 5.0  # a result's spread, in that of its neighbours, beyond which it is left out
 
@@ -29,6 +30,7 @@ class Series:
 
     indices: NDArray[np.int64]  # into the values as given
     logs: Logs
+    spreads: Logs | None  # usual for the samples around each, relative; None if not all are known
     clocks: tuple[Logs, ...]
     epochs: list[Hashable] | None
     runners: list[Hashable] | None
@@ -55,8 +57,9 @@ def usable_series(
     """
     raw = _vector("values", values, None)
     usable = np.isfinite(raw) & (raw > 0.0)
-    if spread is not None:
-        usable &= ~_unreliable(raw, _vector("spread", spread, len(raw)))
+    relative = None if spread is None else _relative(raw, _vector("spread", spread, len(raw)))
+    if relative is not None:
+        usable &= ~_unreliable(relative)
     indices = np.flatnonzero(usable)
     clocks = [
         _filled(clock[indices])
@@ -66,6 +69,7 @@ def usable_series(
     return Series(
         indices=indices,
         logs=np.log(raw[indices]),
+        spreads=None if relative is None else _all_known(relative[indices]),
         clocks=tuple(clock for clock in clocks if clock is not None),
         epochs=_labels("epochs", epochs, len(raw), indices),
         runners=_labels("runners", runners, len(raw), indices),
@@ -96,12 +100,23 @@ def _labels(
     return [labels[indices[position]] for position in _last_known(known)]
 
 
-def _unreliable(values: NDArray[np.float64], spread: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Mark results whose samples scattered far more than those of the results around them."""
+def _relative(values: NDArray[np.float64], spread: NDArray[np.float64]) -> Logs:
+    """Give each spread in its value; NaN where nobody knows it."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        relative = np.where(np.isfinite(spread) & (values > 0.0), spread / values, np.nan)
+        return np.where(np.isfinite(spread) & (values > 0.0), spread / values, np.nan)
+
+
+def _all_known(relative: Logs) -> Logs | None:
+    """Give the usual spread around each result; None unless each is known and above 0."""
+    if not relative.size or not bool((relative > 0.0).all()):
+        return None
+    return rolling_median(relative, STRETCH)
+
+
+def _unreliable(relative: Logs) -> NDArray[np.bool_]:
+    """Mark results whose samples scattered far more than those of the results around them."""
     if np.isnan(relative).all():
-        return np.zeros(len(values), dtype=np.bool_)
+        return np.zeros(len(relative), dtype=np.bool_)
     usual = rolling_median(relative, NEIGHBOURHOOD)
     return relative > UNRELIABLE * usual
 

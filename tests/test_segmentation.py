@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 from scipy.stats import mannwhitneyu
 
-from db.rank_test import rank_p_value, shift_interval
-from db.segmentation import (
+from db.partition import (
     MIN_SEGMENT,
     PENALTY,
-    Strictness,
+    Tamed,
     noise_of,
     propose,
+    propose_many,
     pull_in_outliers,
     rolling_median,
-    segment,
 )
+from db.rank_test import rank_p_value, shift_interval
+from db.segmentation import Strictness, segment, segment_many
 from tests.level_series import levels_of, noisy
 
 
@@ -29,8 +30,9 @@ def naive_cost(scaled, edges):
 
 def naive_proposal(logs, min_segment=MIN_SEGMENT):
     """Try every segmentation there is."""
-    noise = noise_of(logs)
-    scaled = pull_in_outliers(logs, noise) / noise
+    weights = np.ones(len(logs))
+    noise = noise_of(logs, weights)
+    scaled = pull_in_outliers(logs, noise * weights) / noise
     size = len(logs)
     every = (
         [0, *cut, size]
@@ -122,5 +124,51 @@ def test_a_stricter_judge_keeps_fewer_boundaries():
     logs = np.log(noisy(2, 90, 0.004) * levels_of((1.0, 30), (1.03, 30), (1.1, 30)))
 
     assert [b.index for b in segment(logs, Strictness())] == [30, 60]
-    assert [b.index for b in segment(logs, Strictness(relevance_rel=0.05))] == [60]
-    assert segment(logs, Strictness(max_p_value=1e-30)) == []
+    assert [b.index for b in segment(logs, Strictness(relevance_rel=0.05, least_rel=0.05))] == [60]
+    assert segment(logs, Strictness(max_p_value=1e-30, max_tamed_p_value=1e-30)) == []
+
+
+def test_many_series_are_cut_as_each_alone():
+    rng = np.random.default_rng(3)
+    series = [np.log(noisy(seed, size)) for seed, size in enumerate((3, 40, 1, 90, 5, 41, 40))]
+    series[3][50:] += 0.04
+    spreads = [
+        None if index % 2 else rng.uniform(0.01, 0.1, len(s)) for index, s in enumerate(series)
+    ]
+
+    together = propose_many([Tamed.of(*one) for one in zip(series, spreads, strict=True)])
+
+    assert together == [propose(s, spreads=apart) for s, apart in zip(series, spreads, strict=True)]
+    assert together[3] == [50]
+
+
+def test_a_few_odd_results_before_a_step_do_not_hide_it():
+    """Three results of a level of their own are too few to tell the step that follows them."""
+    logs = np.log(noisy(1, 62, 0.01))
+    logs[53:56] += (0.07, 0.04, 0.04)
+    logs[56:] -= 0.10
+
+    assert [found.index for found in segment(logs, Strictness())] == [56]
+
+
+def test_a_small_step_in_a_calm_series_is_found_at_its_third_result():
+    logs = np.log(noisy(4, 63, 0.003))
+    logs[60:] += 0.02
+
+    assert segment(logs[:62], Strictness()) == []
+    assert [found.index for found in segment(logs, Strictness())] == [60]
+
+
+def test_a_step_out_of_a_noisy_stretch_is_told_by_the_calm_results():
+    rng = np.random.default_rng(6)
+    sigmas = np.repeat([0.003, 0.02, 0.003], (30, 20, 6))
+    series = [sigmas * rng.standard_normal(len(sigmas)) for _ in range(40)]
+    for logs in series:
+        logs[50:] += 0.03
+
+    def num_found(spreads):
+        every = segment_many(series, spreads, Strictness())
+        return sum(len(found) == 1 and abs(found[0].index - 50) <= 3 for found in every)
+
+    assert num_found([sigmas] * 40) >= 38
+    assert num_found([None] * 40) <= 32
