@@ -26,6 +26,7 @@ from db.ladder import is_rung, ladder_readings
 from db.ladder_claims import ladder_claims
 from db.numbers import digits
 from db.page_size import page_size_claim
+from db.peers import is_peer
 from db.scaling import context_findings
 
 if TYPE_CHECKING:
@@ -48,18 +49,24 @@ UNDER_THE_FLOOR = 0.95  # of the floor: a ceiling is itself measured, a few perc
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """Hold every case against its floor and say what the evidence as a whole supports."""
+    """Hold every case against its floor and say what the evidence as a whole supports.
+
+    Peers have their distance from the floor, but nothing is claimed of other people's code.
+    """
     points = tuple(point for point in evidence.points if point.time_s > 0.0)
     cases = tuple(diagnose_case(point, evidence) for point in points)
     claims: list[Claim] = []
-    for point, case in zip(points, cases, strict=True):
+    both = zip(points, cases, strict=True)
+    own = [(point, case) for point, case in both if not is_peer(point.benchmark, point.params)]
+    for point, case in own:
         claims += _case_claims(point, case, evidence)
-    claims = _agreeing_once(claims, points)
-    slow = [point for point, case in zip(points, cases, strict=True) if is_slow(point, case)]
-    fits, context_claims = context_findings([point for point in points if not is_rung(point)])
-    readings = ladder_readings(points)
-    whole = [_partial_floor(cases, evidence), page_size_claim(slow, points)]
-    claims += ladder_claims(points, readings)
+    ours = [point for point, _ in own]
+    claims = _agreeing_once(claims, ours)
+    slow = [point for point, case in own if is_slow(point, case)]
+    fits, context_claims = context_findings([point for point in ours if not is_rung(point)])
+    readings = ladder_readings(ours)
+    whole = [_partial_floor([case for _, case in own], evidence), page_size_claim(slow, ours)]
+    claims += ladder_claims(ours, readings)
     claims += [claim for claim in whole if claim is not None] + context_claims
     return Diagnosis(
         label=evidence.label,

@@ -69,9 +69,16 @@ def ladder_readings(points: Sequence[EvidencePoint]) -> tuple[LadderReading, ...
 
 
 def page_size_readings(points: Sequence[EvidencePoint]) -> list[LadderReading]:
-    """Give the pairs of rungs that differ in their page size alone."""
+    """Give the pairs of rungs that differ in their page size alone, but for the slow end.
+
+    Nobody serves the walk that stands there, so what its pages cost is no cause of anything.
+    """
     found = [reading for ladder in ladders(points) for reading in _readings(ladder)]
-    return [reading for reading in found if reading.factor == PAGE_FACTOR]
+    return [
+        reading
+        for reading in found
+        if reading.factor == PAGE_FACTOR and reading.place is not Place.ALONE
+    ]
 
 
 def variant_of(point: EvidencePoint) -> Variant | None:

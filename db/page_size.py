@@ -33,6 +33,7 @@ class _Comparison:
     slow: EvidencePoint
     fast: EvidencePoint
     ratio: Ratio
+    is_of_ladder: bool = False  # kernels made to differ, which nobody serves
 
     @property
     def evidence(self) -> str:
@@ -73,7 +74,7 @@ def _tested(found: Sequence[_Comparison]) -> Claim:
         unit=UNIT,
         evidence=f"{told.evidence}{_q(told.ratio)}; {tally}",
         status=status,
-        is_alarm=matters > 0,
+        is_alarm=any(not one.is_of_ladder for one in beyond),
     )
 
 
@@ -105,7 +106,9 @@ def _comparisons(points: Sequence[EvidencePoint]) -> list[_Comparison]:
         slow, fast = sorted((one.before, one.after), key=_time, reverse=True)
         sizes = "page 1 over page 64" if slow is one.before else "page 64 over page 1"
         ratio = ratio_of(slow, fast, PAGE_SIZE_MATTERS)
-        found.append(_Comparison(one.ladder, f"{sizes}, {one.place}", slow, fast, ratio))
+        found.append(
+            _Comparison(one.ladder, f"{sizes}, {one.place}", slow, fast, ratio, is_of_ladder=True)
+        )
     ratios = judged([one.ratio for one in found], PAGE_SIZE_MATTERS)
     return [replace(one, ratio=ratio) for one, ratio in zip(found, ratios, strict=True)]
 

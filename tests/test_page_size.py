@@ -138,7 +138,7 @@ def test_one_open_comparison_keeps_page_size_from_being_cleared():
     assert "0 of 2 comparisons beyond 1.1 times, 1 within" in found.evidence
 
 
-def test_rungs_of_a_ladder_are_compared_by_the_slower_one():
+def test_rungs_of_a_ladder_are_compared_by_the_slower_one_and_raise_no_alarm():
     worth = {"read_once": 2.5, "split": 22.0, "packed": 1.3, "page_64": 0.6, "in_order": 1.0}
 
     found = claim(SERIAL, *whole(worth))
@@ -146,7 +146,27 @@ def test_rungs_of_a_ladder_are_compared_by_the_slower_one():
     assert found.value == pytest.approx(1 / 0.6, rel=0.02)
     assert found.unit == "times, the slower over the faster page size"
     assert "page 64 over page 1, " in found.statement
-    assert "3 of 3 comparisons beyond 1.1 times" in found.evidence
+    assert "2 of 2 comparisons beyond 1.1 times" in found.evidence
+    assert not found.is_alarm
+    assert claim(ONE, measured(64, 4000, 4001, 4002), *whole(worth)).is_alarm
+
+
+def peer(implementation, page_size, *process_us):
+    params = f"context=65536, page_size={page_size}, implementation='{implementation}'"
+    return measured(page_size, *process_us, benchmark="peers.Contexts.time_cold", params=params)
+
+
+def test_what_page_size_costs_a_peer_is_no_claim_of_ours():
+    theirs = [peer("vllm_triton", 1, 9000, 9001, 9002), peer("vllm_triton", 64, 4000, 4001, 4002)]
+    ours = [peer("triton_split", 1, 7000, 7001, 7002), peer("triton_split", 64, 7000, 7001, 7003)]
+
+    found = diagnose(on_h200(*theirs, *ours))
+
+    assert "0 of 1 comparison beyond 1.1 times, 1 within" in claim_of(found, "page_size").evidence
+    assert claim_of(found, "page_size").statement.startswith("page_size is not the cause")
+    assert not any("vllm" in (claim.case or "") for claim in found.claims)
+    assert len(found.cases) == 4
+    assert "page_size" not in names(diagnose(on_h200(*theirs)).claims)
 
 
 def test_two_versions_of_a_benchmark_are_never_compared():
