@@ -61,6 +61,7 @@ class Layout:
     commit_length: int
     moe_backend: str
     num_steps: int
+    graphs: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class Planted:
             cache_layout=layout.cache_layout,
             attention_backend=backend,
             moe_backend=layout.moe_backend,
+            graphs=layout.graphs,
             max_context=context + ahead,
         )
         continuation = [0] * ahead
@@ -220,10 +222,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cache-layout", default="paged")
     parser.add_argument("--commit-length", type=int, default=8)
     parser.add_argument("--moe-backend", default="triton")
+    parser.add_argument("--graphs", default="cuda" if DEVICE == "cuda" else "off")
     parser.add_argument("--steps", type=int, default=7)
     asked = parser.parse_args(arguments)
     layout = Layout(
-        asked.page_size, asked.cache_layout, asked.commit_length, asked.moe_backend, asked.steps
+        page_size=asked.page_size,
+        cache_layout=asked.cache_layout,
+        commit_length=asked.commit_length,
+        moe_backend=asked.moe_backend,
+        num_steps=asked.steps,
+        graphs=asked.graphs,
     )
     for name in asked.presets:
         started_s = time.perf_counter()

@@ -110,6 +110,7 @@ class RankStep(_StepSuite):
     rank: ClassVar[Rank] = RANKS["kimi-k2.6-tp8-rank"]
     dtype: ClassVar[torch.dtype] = torch.bfloat16
     moe_backend: ClassVar[str] = "triton" if DEVICE == "cuda" else "reference"
+    graphs: ClassVar[str] = "cuda" if DEVICE == "cuda" else "off"
 
     def build(
         self,
@@ -128,6 +129,7 @@ class RankStep(_StepSuite):
             cache_layout=cache_layout,
             attention_backend=attention_backend,
             moe_backend=self.moe_backend,
+            graphs=self.graphs,
             max_context=context_tokens + 4 * self.rank.drafter.block_size,
         )
         self.check_room(config)

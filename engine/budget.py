@@ -34,6 +34,7 @@ class CostOrigin:
     dtype: str
     attention_backend: str
     moe_backend: str
+    graphs: str
     page_size: int
     cache_layout: str
     model: str  # what tells this target and drafter from others

@@ -14,6 +14,7 @@ PAGE_SIZES = (1, 16, 32, 64, 128)
 MODES = ("ddtree", "dflash", "ar")
 CACHE_LAYOUTS = ("paged", "hybrid")
 BUDGET_POLICIES = ("fixed", "shared", "adaptive")
+GRAPHS = ("off", "buffers", "cuda")
 MAX_NODE_BUDGET = 512  # the largest tree the verify kernels are tiled and tested for
 MAX_SIZE = 2**31 - 1  # kernels count in int32
 MAX_LAYERS = 4096  # each is a Python object with a name for every tensor, made before any is read
@@ -314,6 +315,9 @@ class EngineConfig:
         Size of the pool. None lets it grow with what the batches need for `max_context`.
     attention_backend, moe_backend : str
         Implementations of `tree_attention` and `grouped_experts`, checked where these are known.
+    graphs : "off", "cuda" or "buffers"
+        Every verify pass is launched operation by operation; passes of one shape are captured in
+        a CUDA graph and replayed; they run in the buffers of such graphs, but are none.
     """
 
     node_budget: int = 16
@@ -328,6 +332,7 @@ class EngineConfig:
     prefix_reuse: bool = False
     drafter_context: int | None = None
     moe_backend: str = "reference"
+    graphs: str = "off"
 
     def __post_init__(self) -> None:
         check_node_budget(self.node_budget, least=1)
@@ -339,6 +344,7 @@ class EngineConfig:
         _require_choice("mode", self.mode, MODES)
         _require_choice("budget_policy", self.budget_policy, BUDGET_POLICIES)
         _require_choice("cache_layout", self.cache_layout, CACHE_LAYOUTS)
+        _require_choice("graphs", self.graphs, GRAPHS)
         _require_bool("prefix_reuse", self.prefix_reuse)
 
 

@@ -107,6 +107,7 @@ def cost_origin(target: Target, drafter: DraftModel | None, config: EngineConfig
         dtype=str(target.dtype).removeprefix("torch."),
         attention_backend=config.attention_backend,
         moe_backend=config.moe_backend,
+        graphs=config.graphs,
         page_size=config.page_size,
         cache_layout=config.cache_layout,
         model=hashlib.sha256(models.encode()).hexdigest()[:16],

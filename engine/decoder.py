@@ -36,6 +36,7 @@ from engine.drafter import DraftModel, TapRows, check_pair
 from engine.errors import ConfigError, RequestError, ShapeError
 from engine.kv_cache import CacheShape, LatentCache
 from engine.observer import StageObserver, stage
+from engine.pass_graphs import fill_up, pass_runner
 from engine.prefill import Prefill, check_prompts, check_stops, new_sequences
 from engine.sampling import (
     GREEDY,
@@ -45,7 +46,7 @@ from engine.sampling import (
     tokens_or_none,
 )
 from engine.sequence import Generation, SequenceState
-from engine.target import Target
+from engine.target import PassRows, Target
 from engine.verify import Backends, Verified, plan_pass
 
 
@@ -91,6 +92,8 @@ class Engine:
         self.target = target
         self.drafter = None if config.mode == "ar" else drafter
         self.config = config
+        tap_ids = () if self._drafts is None else self._drafts.target_layer_ids
+        self._run_pass = pass_runner(target, tap_ids, config)
         self.observer = observer
         self.page_fill = page_fill
         self.cost_table = cost_table
@@ -207,10 +210,9 @@ class Engine:
     @stage
     def verify(self, batch: StepBatch, trees: Sequence[DraftTree]) -> Verified:
         """Run the target over all trees and choose its token after every node."""
-        rows = plan_pass(batch.cache, batch.seqs, trees, self.backends, scratch=batch.scratch)
-        tap_ids = () if self.drafter is None else self.drafter.config.target_layer_ids
-        passed = self.target.forward(rows, tap_ids)
-        logits = self.target.head(passed.hidden)
+        rows = self._plan(batch, trees)
+        passed = self._run_pass(rows)
+        logits = passed.logits
         seeds = rows.repeat([sequence.seed for sequence in batch.sequences])
         positions = rows.positions + 1  # of the token chosen after each row
         tokens = tokens_or_none(logits, positions, seeds, batch.sampling)
@@ -300,6 +302,16 @@ class Engine:
     @property
     def _drafts(self) -> DrafterConfig | None:
         return None if self.drafter is None else self.drafter.config
+
+    def _plan(self, batch: StepBatch, trees: Sequence[DraftTree]) -> PassRows:
+        """Lay out the pass over the trees, filled up to a bucket if it may be captured."""
+        in_buckets = self.config.graphs != "off"
+        if in_buckets:
+            trees = fill_up(trees, 1 + self.most_nodes(len(trees)))
+        cache, seqs, scratch = batch.cache, batch.seqs, batch.scratch
+        return plan_pass(
+            cache, seqs, trees, self.backends, scratch=scratch, widens_table=in_buckets
+        )
 
     def _check_draft(self, draft_logits: Tensor, num_seqs: int) -> None:
         """Refuse drafts of other sequences or of tokens that the target does not have."""

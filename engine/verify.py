@@ -100,6 +100,7 @@ def plan_pass(
     backends: Backends,
     *,
     scratch: TreeScratch | None = None,
+    widens_table: bool = False,
 ) -> PassRows:
     """Reserve rows for one tree of each sequence and lay out the pass.
 
@@ -112,6 +113,8 @@ def plan_pass(
     backends : Backends
     scratch : TreeScratch, optional
         Where the rows of the trees go; in pages behind the committed rows if None.
+    widens_table : bool
+        Whether the page table is as wide as a power of two, so that few passes differ in it.
 
     Raises
     ------
@@ -133,7 +136,7 @@ def plan_pass(
         backend=backends.attention,
         slots=_slots(cache, seqs, sizes, scratch),
         padded_index=_padded_index(sizes, device),
-        page_table=cache.page_table(seqs),
+        page_table=cache.page_table(seqs, max_pages=_table_width(cache, seqs, widens_table)),
         context_lens=upload(torch.tensor(lengths, dtype=torch.int32), device),
         ancestor_bits=upload(_stack_bits(trees), device),
         tree_sizes=upload(torch.tensor(sizes, dtype=torch.int32), device),
@@ -154,6 +157,14 @@ def append_chain(
     passed = target.forward(plan_pass(cache, [seq], [chain(token_ids)], backends), tap_ids)
     cache.advance(seq, len(token_ids))
     return passed
+
+
+def _table_width(cache: LatentCache, seqs: Sequence[int], widens: bool) -> int | None:
+    """Return the width of a pass's page table; None = that of the longest sequence."""
+    if not widens:
+        return None
+    longest = max(cache.capacity(seq) for seq in seqs) // cache.shape.page_size
+    return 1 << max(0, longest - 1).bit_length()
 
 
 def _slots(

@@ -20,6 +20,7 @@ ORIGIN = CostOrigin(
     dtype="float32",
     attention_backend="reference",
     moe_backend="reference",
+    graphs="off",
     page_size=16,
     cache_layout="paged",
     model="tiny",

@@ -128,6 +128,7 @@ def test_an_adaptive_engine_needs_a_table():
         ({"cache_layout": "hybrid"}, "cache_layout 'hybrid'"),
         ({"attention_backend": "triton_split"}, "attention_backend 'triton_split'"),
         ({"moe_backend": "triton"}, "moe_backend 'triton'"),
+        ({"graphs": "buffers"}, "graphs 'buffers'"),
     ],
 )
 def test_a_table_measured_for_something_else_is_refused(changes, differs):

@@ -16,8 +16,9 @@ from tests.ranks import SMALL
 
 CEILINGS = Ceilings(1e9, 1e12, "measured", "bfloat16")
 LAYOUT = Layout(
-    page_size=16, cache_layout="paged", commit_length=8, moe_backend="reference", num_steps=2
-)
+    page_size=16, cache_layout="paged", commit_length=8, moe_backend="reference", num_steps=2,
+    graphs="buffers",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -388,6 +388,7 @@ class SmallRankStep(RankStep):
     version = "1"
     rank = SMALL
     moe_backend = "reference"
+    graphs = "buffers"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,221 @@
+"""Target passes in buffers that stay where they are, so that one CUDA graph is replayed for many.
+
+::
+
+    bucket    number of trees, rows of a tree, width of the page table, storage of the rows
+    buffers   token ids, positions, slots, page table, lengths, ancestor words, tree sizes
+    a pass    the buffers of its bucket are overwritten whole; what was captured over them runs
+
+A tree that is smaller than its bucket is filled up with children of its root that nobody walks to,
+so a pass of a bucket is a pass like any other. What it gives lies in the bucket's own memory and
+holds until the next pass. `buffers` is the slow twin of `cuda`: the same buffers, no graph.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.config import EngineConfig
+from engine.draft_tree import DraftTree
+from engine.errors import ConfigError
+from engine.target import PassRows, Target
+
+MOST_BUCKETS = 16  # whose buffers and graphs are kept; the one not used for longest goes
+WARM_UP_PASSES = 2  # compile, then settle what libraries allocate on first use
+_ROW_BUFFERS = ("token_ids", "positions")
+_PLAN_BUFFERS = ("slots", "page_table", "context_lens", "ancestor_bits", "tree_sizes")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Passed:
+    """What a pass gives for its M rows; of a bucket's, until its next pass."""
+
+    logits: Tensor  # [M, V] float32
+    taps: Tensor  # [M, num_taps * hidden]
+
+
+class RunPass(Protocol):
+    """Runs one target pass."""
+
+    def __call__(self, rows: PassRows) -> Passed:
+        """Write the latent rows of `rows` and return what the target says after each."""
+
+
+class Capture(Protocol):
+    """Makes a pass over fixed buffers repeatable."""
+
+    def __call__(self, run: Callable[[], Passed]) -> Callable[[], Passed]:
+        """Return what runs the pass again, with what the buffers then hold."""
+
+
+def pass_runner(target: Target, tap_ids: Sequence[int], config: EngineConfig) -> RunPass:
+    """Return what an engine's configuration asks for.
+
+    Raises
+    ------
+    ConfigError
+        CUDA graphs are wanted of a target that is on no CUDA device.
+    """
+    plain = PlainPass(target, tuple(tap_ids))
+    if config.graphs == "off":
+        return plain
+    if config.graphs == "buffers":
+        return BucketPass(plain, repeated)
+    if target.device.type != "cuda":
+        raise ConfigError(
+            f"graphs: expected off or buffers for a target on {target.device.type}, got 'cuda' "
+            "(only CUDA devices capture)"
+        )
+    return BucketPass(plain, CudaCapture(target.device))
+
+
+@dataclass(frozen=True, slots=True)
+class PlainPass:
+    """Launches every operation of a pass anew."""
+
+    target: Target
+    tap_ids: tuple[int, ...]
+
+    def __call__(self, rows: PassRows) -> Passed:
+        """Run the target and its head."""
+        passed = self.target.forward(rows, self.tap_ids)
+        return Passed(self.target.head(passed.hidden), passed.taps)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bucket:
+    """Buffers of passes of one shape, and what runs over them."""
+
+    rows: PassRows
+    run: Callable[[], Passed]
+
+    def load(self, rows: PassRows) -> None:
+        """Overwrite every buffer (mutated)."""
+        for held, new in zip(buffers(self.rows), buffers(rows), strict=True):
+            held.copy_(new)
+
+
+class BucketPass:
+    """Runs passes of equal shape in the same buffers.
+
+    Parameters
+    ----------
+    run : RunPass
+        What a pass is.
+    capture : Capture
+        Called once for each bucket, with the buffers holding a real pass: it may run it.
+    """
+
+    def __init__(self, run: RunPass, capture: Capture) -> None:
+        self._run = run
+        self._capture = capture
+        self.buckets: dict[Hashable, Bucket] = {}  # in the order of their last use
+
+    def __call__(self, rows: PassRows) -> Passed:
+        """Run a pass, captured before if there was one of its shape over the same storage."""
+        key = bucket_key(rows)
+        bucket = self.buckets.pop(key, None)
+        if bucket is None:
+            bucket = self._new_bucket(rows)
+        else:
+            bucket.load(rows)
+        self.buckets[key] = bucket
+        if len(self.buckets) > MOST_BUCKETS:
+            del self.buckets[next(iter(self.buckets))]
+        return bucket.run()
+
+    def _new_bucket(self, rows: PassRows) -> Bucket:
+        plan = rows.attention
+        if plan.padded_index is not None:
+            raise ConfigError(
+                f"rows: expected trees of one size, got {rows.tree_sizes} (a bucket has one: "
+                "fill_up)"
+            )
+        held = replace(
+            rows,
+            **{name: getattr(rows, name).clone() for name in _ROW_BUFFERS},
+            attention=replace(
+                plan, **{name: getattr(plan, name).clone() for name in _PLAN_BUFFERS}
+            ),
+        )
+        return Bucket(held, self._capture(lambda: self._run(held)))
+
+
+def repeated(run: Callable[[], Passed]) -> Callable[[], Passed]:
+    """Run the pass anew each time, over the same buffers."""
+    return run
+
+
+class CudaCapture:
+    """Captures passes in CUDA graphs that share their memory, since one runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None  # torch's handle of it, once there is one
+
+    def __call__(self, run: Callable[[], Passed]) -> Callable[[], Passed]:
+        """Run the pass outside a graph first, which compiles, then capture it."""
+        with torch.cuda.device(self._device):
+            aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            main = torch.cuda.current_stream()
+            aside.wait_stream(main)
+            with torch.cuda.stream(aside):
+                for _ in range(WARM_UP_PASSES):
+                    run()
+            main.wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool):
+                passed = run()
+            self._pool = graph.pool()
+
+        def replay() -> Passed:
+            graph.replay()
+            return passed
+
+        return replay
+
+
+def buffers(rows: PassRows) -> list[Tensor]:
+    """Return the tensors in which passes of one bucket differ."""
+    of_rows = [getattr(rows, name) for name in _ROW_BUFFERS]
+    return of_rows + [getattr(rows.attention, name) for name in _PLAN_BUFFERS]
+
+
+def bucket_key(rows: PassRows) -> Hashable:
+    """Return what passes have in common that can run in the same buffers."""
+    plan = rows.attention
+    pages = plan.cache.layer(0)
+    scratch = None if plan.scratch is None else plan.scratch.rows
+    storages = [(one.data_ptr(), one.shape) for one in (pages, scratch) if one is not None]
+    shapes = [tuple(one.shape) for one in buffers(rows)]
+    return (*shapes, *storages, scratch is None, plan.backend, rows.moe_backend)
+
+
+def tree_bucket(tree_size: int, largest: int) -> int:
+    """Return the rows that a tree is filled up to: the root and a power of two, or `largest`."""
+    if tree_size <= 1:
+        return 1
+    return min(1 + (1 << (tree_size - 2).bit_length()), max(tree_size, largest))
+
+
+def fill_up(trees: Sequence[DraftTree], largest: int) -> list[DraftTree]:
+    """Return the trees of a batch filled up to one size of a bucket, `largest` at most."""
+    size = tree_bucket(max(tree.tree_size for tree in trees), largest)
+    return [_filled(tree, size - tree.tree_size) for tree in trees]
+
+
+def _filled(tree: DraftTree, count: int) -> DraftTree:
+    """Give the root `count` children more, which carry its own token."""
+    if not count:
+        return tree
+    tokens = tree.token_ids[:1].expand(count)
+    return DraftTree(
+        token_ids=torch.cat((tree.token_ids, tokens)),
+        parents=functional.pad(tree.parents, (0, count), value=0),
+        depths=functional.pad(tree.depths, (0, count), value=1),
+        path_log_probs=functional.pad(tree.path_log_probs, (0, count), value=-torch.inf),
+    )

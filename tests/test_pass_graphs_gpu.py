@@ -1,0 +1,72 @@
+"""CUDA graphs of target passes: a replay says what launching every operation says (marker gpu)."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.decoder import Engine
+from engine.pass_graphs import buffers
+from engine.presets import preset, random_rank
+from tests.attention_runs import ON_GPU
+from tests.ranks import SMALL
+
+pytestmark = ON_GPU
+LAYOUTS = [{"page_size": 1}, {"page_size": 64, "cache_layout": "hybrid"}]
+
+
+def poison(engine):
+    """Leave zeros in every buffer: within bounds, so that a replay that reads them says it."""
+    for bucket in engine._run_pass.buckets.values():
+        for held in buffers(bucket.rows):
+            held.zero_()
+
+
+def random_prompt(length, vocab_size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocab_size, (length,), generator=generator).tolist()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["paged", "hybrid"])
+@pytest.mark.parametrize("name", ["nano", "tiny", "rank"])
+def test_graphs_replay_what_is_launched(name, layout):
+    dtype = torch.float32
+    models = random_rank(SMALL, device="cuda", dtype=dtype, seed=0) if name == "rank" else preset(
+        name, device="cuda", dtype=dtype
+    )  # fmt: skip
+    config = EngineConfig(
+        **layout, node_budget=9, max_context=400, attention_backend="triton_split",
+        moe_backend="triton",
+    )  # fmt: skip
+    engines = [
+        Engine(models.target, models.drafter, replace(config, graphs=graphs), page_fill=torch.nan)
+        for graphs in ("buffers", "cuda")
+    ]
+    sizes = ((150, 0), (3, 1))
+    prompts = [random_prompt(n, models.target.config.vocab_size, seed) for n, seed in sizes]
+    batches = [engine.prefill(prompts) for engine in engines]
+
+    for _ in range(25):
+        expected = engines[0].step(batches[0])
+        poison(engines[1])
+        assert engines[1].step(batches[1]).token_ids == expected.token_ids
+
+    assert len(engines[1]._run_pass.buckets) <= 3
+    engines[1].cache.check_integrity()
+
+
+def test_texts_that_leave_a_batch_leave_their_graphs():
+    models = preset("tiny", device="cuda", dtype=torch.float32)
+    config = EngineConfig(
+        attention_backend="triton_split", moe_backend="triton", budget_policy="shared"
+    )
+    prompts = [random_prompt(n, 256, seed=n) for n in (30, 5, 90)]
+    texts = [
+        Engine(models.target, models.drafter, replace(config, graphs=graphs)).generate(
+            prompts, max_new_tokens=40
+        )
+        for graphs in ("buffers", "cuda")
+    ]
+
+    assert [one.token_ids for one in texts[0]] == [one.token_ids for one in texts[1]]
