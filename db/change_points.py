@@ -15,7 +15,7 @@ import numpy as np
 from db.explained import clock_effect, identity_effect, switches
 from db.partition import MIN_SEGMENT, Logs, median
 from db.segmentation import REACH, Boundary, Seen, Strictness, judge, segment, segment_many
-from db.series import Series, SeriesInputError, usable_series
+from db.series import Labels, Series, SeriesInputError, usable_series
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -26,6 +26,7 @@ __all__ = ["Cause", "ChangePoint", "Observed", "SeriesInputError", "detect", "de
 
 Cause = Literal["code", "dependency", "environment", "clock", "hardware", "noise", "unknown"]
 
+RESTLESS = 3.0  # times the spread before, from where a run is disturbed
 MIN_RESULTS = 6  # two levels of three
 # A clock has no noise of its own, so a short run of one value is no level yet.
 CLOCK_STRICTNESS = Strictness(min_segment=8)
@@ -54,6 +55,7 @@ def detect(
     covariates: Mapping[str, ArrayLike] | None = None,
     epochs: Sequence[Hashable] | None = None,
     runners: Sequence[Hashable] | None = None,
+    dependencies: Sequence[Hashable] | None = None,
 ) -> list[ChangePoint]:
     """Find the change points of one series, in order; quadratic in its length.
 
@@ -66,16 +68,18 @@ def detect(
     covariates : name to [n] float, clocks and the like: what, moving by the same ratio, explains.
     epochs : [n], the runner environment of each value.
     runners : [n], the runner of each value.
+    dependencies : [n], what the code of each value was run with, such as `torch 2.11`.
 
-    A change is `environment`, `hardware` or `clock` where one of those moved with it, `code` where
-    what was recorded did not, and `unknown` where nothing was recorded.
+    A change is `environment`, `hardware`, `dependency` or `clock` where one of those moved with it;
+    `noise` where the samples of the new level lie as far apart as the levels do, and did not
+    before; `code` where what was recorded did not move, and `unknown` where nothing was recorded.
 
     Raises
     ------
     SeriesInputError
         An array is not one-dimensional or its length is not that of the values.
     """
-    return detect_many([Observed(values, spread, covariates, epochs, runners)])[0]
+    return detect_many([Observed(values, spread, covariates, epochs, runners, dependencies)])[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +91,18 @@ class Observed:
     covariates: Mapping[str, ArrayLike] | None = None
     epochs: Sequence[Hashable] | None = None
     runners: Sequence[Hashable] | None = None
+    dependencies: Sequence[Hashable] | None = None
 
 
 def detect_many(observed: Sequence[Observed]) -> list[list[ChangePoint]]:
     """Find the change points of many series, each as `detect` does, faster than one by one."""
     usable = [
-        usable_series(one.values, one.spread, one.covariates or {}, one.epochs, one.runners)
+        usable_series(
+            one.values,
+            one.spread,
+            one.covariates or {},
+            Labels(one.epochs, one.runners, one.dependencies),
+        )
         for one in observed
     ]
     enough = [series for series in usable if len(series.logs) >= MIN_RESULTS]
@@ -117,9 +127,20 @@ def _points(
     spans = _spans([boundary.index for boundary in levels], len(rest))
     # What is left after all that is explained outweighs it where both meet.
     for boundary, span in zip(levels, spans, strict=True):
-        point = _point(series, rest, span, boundary.p_value, cause)
+        told: Cause = "noise" if _is_noise(series, span, boundary.shift) else cause
+        point = _point(series, rest, span, boundary.p_value, told)
         found[point.index] = point
     return [found[index] for index in sorted(found)]
+
+
+def _is_noise(series: Series, span: tuple[int, int, int], shift: float) -> bool:
+    """Whether the runs themselves became restless by as much as the level moved."""
+    if series.spreads is None:
+        return False
+    start, index, end = span
+    before = median(series.spreads[max(start, index - REACH) : index])
+    after = median(series.spreads[index : min(end, index + REACH)])
+    return after >= RESTLESS * before and after >= abs(shift)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +158,7 @@ def _explain(series: Series) -> list[_Effect]:
     identities: list[tuple[list[Hashable] | None, Cause]] = [
         (series.epochs, "environment"),
         (series.runners, "hardware"),
+        (series.dependencies, "dependency"),
     ]
     for labels, cause in identities:
         starts = switches(labels or [])

@@ -5,21 +5,19 @@ unless somebody was alerted to it.
 """
 
 import datetime as dt
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
 
-import pandas as pd
 from sqlalchemy import Engine, exists, select
 from sqlalchemy.orm import Session
 
-from db.change_points import ChangePoint, detect
-from db.models import Alert, Commit, Revision, Runner, RunnerEnvironment, Series, Window
+from db.change_points import ChangePoint, detect_many
+from db.detection_inputs import lines
+from db.models import Alert, Commit, Revision, Series
 from db.models import ChangePoint as StoredPoint
-from db.queries import history
 from db.session import writing
-from db.window_queries import windows
+from db.together import Moved, name_hardware
 
-CLOCKS = ("sm_clock_mhz", "memory_clock_mhz")  # counters that explain a change of the same ratio
 FIELDS = ("before", "after", "relative_change", "p_value", "cause")
 
 
@@ -35,13 +33,14 @@ class DetectionReport:
 
 
 def detect_all(engine: Engine) -> DetectionReport:
-    """Look for change points in every series, and store them together or not at all."""
+    """Look for change points in every case, and store them together or not at all."""
     now = dt.datetime.now(dt.UTC)
     causes: Counter[str] = Counter()
     with writing(engine) as connection, Session(bind=connection, autoflush=False) as session:
         ids = session.scalars(select(Series.id).order_by(Series.id)).all()
+        found = _found(session)
         for series_id in ids:
-            points = _points(session, series_id)
+            points = found.get(series_id, {})
             causes.update(point.cause for point in points.values())
             _store(session, series_id, points, now)
         changed = any(session.is_modified(row) for row in session.dirty)
@@ -58,41 +57,36 @@ def detect_all(engine: Engine) -> DetectionReport:
     return report
 
 
-def _points(session: Session, series_id: int) -> dict[str, ChangePoint]:
-    """Find the change points of a series by the commit that begins each level."""
-    results = history(session, series_id, main_only=True)
-    readings = _readings(session, series_id)
-    clocks = readings.reindex(results["result_id"])[list(CLOCKS)]
-    found = detect(
-        results["value"].to_numpy(),
-        spread=(results["q75"] - results["q25"]).to_numpy(),
-        covariates={name: clocks[name].to_numpy(dtype=float) for name in CLOCKS},
-        epochs=_known(results["environment"]),
-        runners=_known(readings.reindex(results["result_id"])["runner"]),
+def _found(session: Session) -> dict[int, dict[str, ChangePoint]]:
+    """Find the change points of every series by the commit that begins each level."""
+    watched = lines(session)
+    points = detect_many([line.observed for line in watched])
+    places = _places(session)
+    moved = [
+        Moved(
+            line.machine_id,
+            line.benchmark,
+            tuple(places[commit] for commit in line.commits),
+            tuple(found),
+        )
+        for line, found in zip(watched, points, strict=True)
+    ]
+    stored: dict[int, dict[str, ChangePoint]] = defaultdict(dict)
+    for line, named in zip(watched, name_hardware(moved), strict=True):
+        # Results of one commit may be apart; the first of them names the level.
+        for point in reversed(named):
+            stored[line.series_ids[point.index]][line.commits[point.index]] = point
+    return stored
+
+
+def _places(session: Session) -> dict[str, int]:
+    """Number the commits by their rank, or by date where they have none of one kind."""
+    rows = session.execute(select(Commit.sha, Commit.position, Commit.committed_at)).all()
+    is_ranked = all(row.position is not None for row in rows)
+    ordered = sorted(
+        rows, key=lambda row: (row.position if is_ranked else row.committed_at, row.sha)
     )
-    commits = results["commit"].tolist()
-    # Results of one commit may be apart; the first of them names the level.
-    return {commits[point.index]: point for point in reversed(found)}
-
-
-def _readings(session: Session, series_id: int) -> pd.DataFrame:
-    """Give each result's clocks, the median over its windows, and the runner it ran on."""
-    frame = windows(session, series_id=series_id).reindex(columns=["result_id", *CLOCKS])
-    clocks = frame.astype(float).groupby("result_id").median()
-    runners = dict(
-        session.execute(
-            select(Window.result_id, Runner.uid)
-            .join(RunnerEnvironment, RunnerEnvironment.id == Window.runner_environment_id)
-            .join(Runner, Runner.id == RunnerEnvironment.runner_id)
-            .where(Window.result_id.in_(clocks.index.astype(int).tolist()))
-        ).all()
-    )
-    clocks["runner"] = pd.Series(runners, dtype=object).reindex(clocks.index)
-    return clocks
-
-
-def _known(labels: pd.Series) -> list[str | None]:
-    return [None if pd.isna(label) else label for label in labels]
+    return {row.sha: place for place, row in enumerate(ordered)}
 
 
 def _store(

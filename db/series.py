@@ -34,6 +34,7 @@ class Series:
     clocks: tuple[Logs, ...]
     epochs: list[Hashable] | None
     runners: list[Hashable] | None
+    dependencies: list[Hashable] | None
 
     @property
     def is_witnessed(self) -> bool:
@@ -41,12 +42,20 @@ class Series:
         return bool(self.clocks) or self.epochs is not None or self.runners is not None
 
 
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Who and what ran each value, as far as it was recorded."""
+
+    epochs: Sequence[Hashable] | None
+    runners: Sequence[Hashable] | None
+    dependencies: Sequence[Hashable] | None
+
+
 def usable_series(
     values: ArrayLike,
     spread: ArrayLike | None,
     covariates: Mapping[str, ArrayLike],
-    epochs: Sequence[Hashable] | None,
-    runners: Sequence[Hashable] | None,
+    labels: Labels,
 ) -> Series:
     """Take the results that are numbers above 0, with what is known about each.
 
@@ -71,8 +80,9 @@ def usable_series(
         logs=np.log(raw[indices]),
         spreads=None if relative is None else _all_known(relative[indices]),
         clocks=tuple(clock for clock in clocks if clock is not None),
-        epochs=_labels("epochs", epochs, len(raw), indices),
-        runners=_labels("runners", runners, len(raw), indices),
+        epochs=_labels("epochs", labels.epochs, len(raw), indices),
+        runners=_labels("runners", labels.runners, len(raw), indices),
+        dependencies=_labels("dependencies", labels.dependencies, len(raw), indices),
     )
 
 
