@@ -11,12 +11,15 @@ from dashboard.cli_base import App, json_option, machine_option, pass_app, print
 from dashboard.cli_exit import MissingResultsError, RefusedError, exit_code
 from dashboard.pr_comment import CommentContext, render
 from dashboard.terminal import console, print_comparison
+from db.baselines import baseline
 from db.compare import Comparison
 from db.compare import compare as compare_cases
 from db.queries import case_results, resolve_commit
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
+
+MERGE_BASE = "merge-base"
 
 
 def stored_comparison(
@@ -44,6 +47,8 @@ def compare(
 ) -> None:
     """Compare commit HEAD with commit BASE; a hash may be shortened.
 
+    BASE `merge-base` is the newest commit of the main branch with results that HEAD holds.
+
     The exit status is the verdict: 0 no change or an improvement, 3 regression, 4 a benchmark
     failed or results are missing, 5 inconclusive.
 
@@ -52,7 +57,9 @@ def compare(
     if markdown and as_json:
         raise RefusedError("output: expected --markdown or --json, got both")
     with app.reading() as session:
-        base, head = resolve_commit(session, base), resolve_commit(session, head)
+        head = resolve_commit(session, head)
+        is_named = base != MERGE_BASE
+        base = resolve_commit(session, base) if is_named else baseline(session, head, machine)
         comparison = stored_comparison(session, base, head, machine=machine)
     if as_json:
         print_json({"base": base, "head": head, **comparison.to_dict()})

@@ -10,6 +10,7 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from db.cases import CaseKey, CaseResult
+from db.counted import counts
 from db.errors import UnknownCommitError
 from db.frames import AnySelect
 from db.labels import environment_label
@@ -86,12 +87,10 @@ def _case_rows(commit: Commit, machine: str | None, *, include_dirty: bool) -> A
         .join(Variant, Variant.id == Series.variant_id)
         .outerjoin(RunnerEnvironment, RunnerEnvironment.id == Result.runner_environment_id)
         .outerjoin(Runner, Runner.id == RunnerEnvironment.runner_id)
-        .where(Result.commit_id == commit.id)
+        .where(Result.commit_id == commit.id, counts(include_dirty=include_dirty))
         .order_by(Benchmark.name, Result.series_id, Result.started_at_ms, Result.id)
     )
-    if machine is not None:
-        query = query.where(Machine.name == machine)
-    return query if include_dirty else query.where(Result.dirty.is_(False))
+    return query if machine is None else query.where(Machine.name == machine)
 
 
 def _case(
@@ -173,7 +172,7 @@ def _noise(session: Session, commit: Commit, series_ids: set[int]) -> dict[int, 
         .join(Commit, Commit.id == Result.commit_id)
         .where(
             Result.commit_id.in_(ids),
-            Result.dirty.is_(False),
+            counts(),
             Result.status == "ok",
             or_(Result.value < 0, Result.value > 0),
         )

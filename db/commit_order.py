@@ -30,7 +30,7 @@ def update_order(
     changes = [change for row in stored if (change := _change(row, known, kept)) is not None]
     if changes:
         table = table_of(Commit)
-        names = ("authored_at", "subject", "branch", "position", "order_basis")
+        names = [name.removeprefix("new_") for name in changes[0] if name != "commit"]
         connection.execute(
             update(table)
             .where(table.c.id == bindparam("commit"))
@@ -70,6 +70,9 @@ def _change(
         "new_branch": info.branch,
         "new_position": info.position,
         "new_order_basis": basis,
+        "new_merge_base": info.merge_base,
+        "new_merge_base_position": info.merge_base_position,
+        "new_side_branch": info.side_branch,
     }
     same = all(getattr(row, name.removeprefix("new_")) == value for name, value in new.items())
     return None if same else new | {"commit": row.id}

@@ -7,7 +7,6 @@ everything else is a timezone-aware UTC datetime.
 """
 
 import datetime as dt
-from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -21,17 +20,48 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.columns import (
-    AlertState,
     Base,
     Digest,
     Direction,
     Key,
     Name,
     OrderBasis,
-    Role,
     Sha,
     Status,
 )
+from db.triage_models import (
+    Alert,
+    AlertEvent,
+    Annotation,
+    ChangePoint,
+    Revision,
+    User,
+)
+
+__all__ = [
+    "Alert",
+    "AlertEvent",
+    "Annotation",
+    "Benchmark",
+    "Ceiling",
+    "ChangePoint",
+    "Commit",
+    "Exclusion",
+    "Machine",
+    "Metric",
+    "Result",
+    "Revision",
+    "Run",
+    "Runner",
+    "RunnerEnvironment",
+    "Sample",
+    "Series",
+    "User",
+    "Variant",
+    "Window",
+    "WindowCounter",
+    "WindowStage",
+]
 
 
 class Commit(Base):
@@ -50,6 +80,14 @@ class Commit(Base):
     position: Mapped[int | None] = mapped_column(comment="rank among the commits of its source")
     order_basis: Mapped[OrderBasis] = mapped_column(comment="where position comes from")
     external: Mapped[bool] = mapped_column(comment="measured elsewhere, code not in this history")
+    merge_base: Mapped[str | None] = mapped_column(
+        String(64), comment="newest commit of the main branch that it holds; NULL = not known"
+    )
+    merge_base_position: Mapped[int | None] = mapped_column(comment="rank of merge_base")
+    side_branch: Mapped[str | None] = mapped_column(
+        String(200),
+        comment="branch that has it where the main one has not; NULL = none, or not known",
+    )
 
 
 class Machine(Base):
@@ -180,7 +218,7 @@ class Result(Base):
         # Commits arrive one after the other, so this index grows at its end.
         UniqueConstraint("commit_id", "series_id", "started_at_ms", "digest"),
         # All that listing the series needs, so that it reads no row of a million.
-        Index(None, "series_id", "commit_id", "dirty"),
+        Index(None, "series_id", "commit_id", "dirty", "exclusion_id"),
         # Spelt out, because SQLite builds a table for each IN and each row: 4 of 12 us a row.
         CheckConstraint(" OR ".join(f"status = '{one.value}'" for one in Status), name="status"),
         CheckConstraint(
@@ -210,6 +248,27 @@ class Result(Base):
     number: Mapped[int | None] = mapped_column(comment="calls timed together")
     n: Mapped[int | None] = mapped_column(comment="samples; NULL = not recorded")
     dirty: Mapped[bool] = mapped_column(comment="measured on an edited checkout")
+    exclusion_id: Mapped[int | None] = mapped_column(
+        ForeignKey("exclusions.id"), comment="NULL = it counts"
+    )
+
+
+class Exclusion(Base):
+    """Results that somebody left out of everything that is concluded."""
+
+    __tablename__ = "exclusions"
+    __table_args__ = (
+        CheckConstraint("(lifted_by IS NULL) = (lifted_at IS NULL)", name="lifted_by_someone"),
+    )
+
+    id: Mapped[Key]
+    author: Mapped[Name] = mapped_column(comment="who left them out")
+    reason: Mapped[str] = mapped_column(Text)
+    what: Mapped[str] = mapped_column(Text, comment="what was named, for people")
+    results: Mapped[int] = mapped_column(comment="how many were left out")
+    created_at: Mapped[dt.datetime]
+    lifted_by: Mapped[str | None] = mapped_column(String(200), comment="NULL = it holds")
+    lifted_at: Mapped[dt.datetime | None] = mapped_column(comment="NULL = it holds")
 
 
 class Sample(Base):
@@ -307,86 +366,3 @@ class WindowCounter(Base):
     low: Mapped[float | None] = mapped_column(comment="least reading")
     high: Mapped[float | None] = mapped_column(comment="greatest reading")
     n: Mapped[int | None] = mapped_column(comment="readings")
-
-
-class ChangePoint(Base):
-    """The first result of a new level of a series."""
-
-    __tablename__ = "change_points"
-    __table_args__ = (UniqueConstraint("series_id", "commit_id"),)
-
-    id: Mapped[Key]
-    series_id: Mapped[int] = mapped_column(ForeignKey("series.id"))
-    commit_id: Mapped[int] = mapped_column(ForeignKey("commits.id"))
-    before: Mapped[float] = mapped_column(comment="level, in the metric's unit")
-    after: Mapped[float] = mapped_column(comment="level, in the metric's unit")
-    relative_change: Mapped[float] = mapped_column(comment="(after - before) / before")
-    p_value: Mapped[float]
-    cause: Mapped[str] = mapped_column(String(32), comment="cause class, or unknown")
-    detected_at: Mapped[dt.datetime]
-
-
-class User(Base):
-    """A person who may judge findings."""
-
-    __tablename__ = "users"
-
-    id: Mapped[Key]
-    email: Mapped[Name] = mapped_column(unique=True)
-    name: Mapped[Name]
-    role: Mapped[Role]
-
-
-class Alert(Base):
-    """A change point somebody was told about."""
-
-    __tablename__ = "alerts"
-
-    id: Mapped[Key]
-    change_point_id: Mapped[int] = mapped_column(ForeignKey("change_points.id"), unique=True)
-    state: Mapped[AlertState]
-    owner_id: Mapped[int | None] = mapped_column(ForeignKey("users.id"))
-    opened_at: Mapped[dt.datetime]
-
-
-class AlertEvent(Base):
-    """One step in the history of an alert."""
-
-    __tablename__ = "alert_events"
-
-    id: Mapped[Key]
-    alert_id: Mapped[int] = mapped_column(ForeignKey("alerts.id", ondelete="CASCADE"), index=True)
-    user_id: Mapped[int | None] = mapped_column(
-        ForeignKey("users.id"), comment="NULL = the service itself"
-    )
-    state: Mapped[AlertState] = mapped_column(comment="after the step")
-    note: Mapped[str | None] = mapped_column(Text)
-    created_at: Mapped[dt.datetime]
-
-
-class Annotation(Base):
-    """A remark a person left on a series, a commit or both."""
-
-    __tablename__ = "annotations"
-    __table_args__ = (
-        CheckConstraint("series_id IS NOT NULL OR commit_id IS NOT NULL", name="has_subject"),
-    )
-
-    id: Mapped[Key]
-    series_id: Mapped[int | None] = mapped_column(ForeignKey("series.id"), index=True)
-    commit_id: Mapped[int | None] = mapped_column(ForeignKey("commits.id"), index=True)
-    user_id: Mapped[int] = mapped_column(ForeignKey("users.id"))
-    text: Mapped[str] = mapped_column(Text)
-    created_at: Mapped[dt.datetime]
-
-
-class Revision(Base):
-    """One transaction that changed what pages show; the newest id is their cache key."""
-
-    __tablename__ = "revisions"
-    __table_args__ = (Index(None, "kind", "id"),)
-
-    id: Mapped[Key]
-    kind: Mapped[str] = mapped_column(String(16), comment="ingest, detect or triage")
-    created_at: Mapped[dt.datetime]
-    summary: Mapped[dict[str, Any]] = mapped_column(comment="its counts")

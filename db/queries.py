@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from db.case_queries import case_results
 from db.columns import OrderBasis
+from db.counted import counts
 from db.errors import UnknownCommitError, UnknownSeriesError
 from db.frames import AnyRow, frame_of, with_names
 from db.labels import environment_label
@@ -126,7 +127,7 @@ def series(
             func.max(Commit.committed_at).label("last_date"),
         )
         .join(Commit, Commit.id == Result.commit_id)
-        .where(Result.dirty.is_(False))
+        .where(counts())
         .group_by(Result.series_id)
         .subquery()
     )
@@ -232,10 +233,8 @@ def _history_query(
         .join(Commit, Commit.id == Result.commit_id)
         .outerjoin(RunnerEnvironment, RunnerEnvironment.id == Result.runner_environment_id)
         .outerjoin(Runner, Runner.id == RunnerEnvironment.runner_id)
-        .where(Result.series_id == series_id)
+        .where(Result.series_id == series_id, counts(include_dirty=include_dirty))
     )
-    if not include_dirty:
-        query = query.where(Result.dirty.is_(False))
     if main_only:
         query = query.where(
             or_(Commit.branch.is_not(None), Commit.order_basis != OrderBasis.REPOSITORY)

@@ -17,6 +17,9 @@ MAIN_BRANCHES = ("main", "master")
 ENGINE = "engine"
 FIELD = "\x1f"
 WHOLE_NUMBER = re.compile("-?[0-9]{1,18}")
+NAMED = ("--refs=refs/heads/*", "--refs=refs/remotes/*")
+BEFORE_TIP = re.compile(r"[~^].*")  # how far before the tip a commit lies
+LONGEST_BRANCH = 200
 LONGEST_LINE = 10_000  # characters of a recorded subject with its hash
 HASH = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 LOG_FORMAT = FIELD.join(("%H", "%P", "%at", "%s"))
@@ -31,6 +34,9 @@ class CommitInfo:
     subject: str
     branch: str | None  # the main branch if on its first-parent chain
     position: int | None  # among the commits of the same source; None where order is not known
+    merge_base: str | None = None  # newest commit of that chain that it holds; None: not known
+    merge_base_position: int | None = None
+    side_branch: str | None = None  # which has it where the main branch has not
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +85,40 @@ class Repository:
             "\n".join([*tips, *sorted(wanted)]),
         ).split("\n")
         rows = [line.split(FIELD, 3) for line in lines if FIELD in line]
-        chain = _first_parent_chain(tips, {row[0]: row[1].split() for row in rows})
+        graph = _Graph({row[0]: row[1].split() for row in rows}, tips)
         shallow = self._run(["rev-parse", "--is-shallow-repository"]).strip() == "true"
-        return {
-            sha: CommitInfo(
+        sides = self._side_branches(graph.beside(wanted))
+        found = {}
+        for sha, _, authored_at, subject in rows:
+            if sha not in wanted:
+                continue
+            base = graph.merge_base(sha)
+            found[sha] = CommitInfo(
                 sha,
                 int(authored_at),
                 subject,
-                branch if sha in chain else None,
-                None if shallow else position,
+                branch if sha in graph.chain else None,
+                None if shallow else graph.position[sha],
+                merge_base=None if shallow else base,
+                merge_base_position=None if shallow or base is None else graph.position[base],
+                side_branch=sides.get(sha),
             )
-            for position, (sha, _, authored_at, subject) in enumerate(rows)
-            if sha in wanted
+        return found
+
+    def _side_branches(self, shas: Sequence[str]) -> dict[str, str]:
+        """Give a branch that has each commit: the one from which it is least far."""
+        if not shas:
+            return {}
+        excluded = (f"--exclude={name}" for name in (*MAIN_BRANCHES, "origin/HEAD", "HEAD"))
+        answers = self._run(
+            ["name-rev", "--annotate-stdin", "--name-only", *NAMED, *excluded],
+            "\n".join(shas) + "\n",
+        ).splitlines()
+        named = zip(shas, answers, strict=True)
+        return {
+            sha: BEFORE_TIP.sub("", name).removeprefix("remotes/")[:LONGEST_BRANCH]
+            for sha, name in named
+            if name != sha
         }
 
     def _main_branch(self) -> tuple[str, list[str]]:
@@ -168,6 +196,34 @@ def _recorded(line: str, number: int, where: str) -> CommitInfo:
     if not sha or len(line) > LONGEST_LINE or "\0" in line:
         raise IngestError(f"{where}: expected a hash and a subject of one line, got {line!r:.80}")
     return CommitInfo(sha, int(authored_at), subject, None, number)
+
+
+class _Graph:
+    """Commits by their parents, which come before them, and the main branch among them."""
+
+    def __init__(self, parents: dict[str, list[str]], tips: Sequence[str]) -> None:
+        self.position = {sha: number for number, sha in enumerate(parents)}
+        self.chain = _first_parent_chain(tips, parents)
+        self._in_main: set[str] = set()
+        waiting = list(tips)
+        while waiting:
+            sha = waiting.pop()
+            if sha in parents and sha not in self._in_main:
+                self._in_main.add(sha)
+                waiting += parents[sha]
+        self._bases: dict[str, str | None] = {}
+        for sha, above in parents.items():
+            held = [base for one in above if (base := self._bases.get(one)) is not None]
+            newest = max(held, key=self.position.__getitem__, default=None)
+            self._bases[sha] = sha if sha in self.chain else newest
+
+    def merge_base(self, sha: str) -> str | None:
+        """Give the newest commit of the main branch that a commit holds; itself if on it."""
+        return self._bases[sha]
+
+    def beside(self, shas: Iterable[str]) -> list[str]:
+        """Give those of the commits that the main branch does not hold."""
+        return sorted(sha for sha in shas if sha in self.position and sha not in self._in_main)
 
 
 def _first_parent_chain(tips: Sequence[str], parents: dict[str, list[str]]) -> set[str]:

@@ -98,12 +98,12 @@ def opened(url: str, *, must_exist: bool) -> Iterator[Engine]:
         engine.dispose()
 
 
-def upgrade(url: str) -> None:
-    """Create the tables or bring them to the newest revision."""
+def upgrade(url: str, revision: str = "head") -> None:
+    """Create the tables or bring them to a revision, the newest unless told otherwise."""
     engine = _connectable(url, must_exist=False)
     try:
         _revisions(engine)
-        _migrate(engine, "head")
+        _migrate(engine, revision)
     finally:
         engine.dispose()
 

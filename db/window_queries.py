@@ -12,6 +12,7 @@ import pandas as pd
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
+from db.counted import counts
 from db.counters import DOUBTS, REASONS, supporting
 from db.errors import UnknownSeriesError
 from db.evidence import Ceilings, Evidence, EvidencePoint, PeakSource
@@ -150,6 +151,7 @@ def _evidence_rows() -> AnySelect:
         .join(Series, Series.id == Result.series_id)
         .join(Machine, Machine.id == Series.machine_id)
         .join(Benchmark, Benchmark.id == Series.benchmark_id)
+        .where(counts(include_dirty=True))
         .order_by(Benchmark.name, Series.id, Window.started_at_s)
     )
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, inspect, text
+from sqlalchemy.exc import IntegrityError
 
 import db.migrations
 from db.errors import DatabaseUrlError, MissingDatabaseError, SchemaError
@@ -11,6 +12,7 @@ from db.models import Commit
 from db.session import check, downgrade, open_database, upgrade, writing
 
 TABLES = set(Commit.metadata.tables)
+HEAD = "0002"
 
 
 def tables_at(url):
@@ -93,7 +95,7 @@ def test_a_database_of_another_revision_is_refused(empty_url):
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = 'older'"))
 
-    with pytest.raises(SchemaError, match=r"expected revision 0001, got older .*db upgrade"):
+    with pytest.raises(SchemaError, match=rf"expected revision {HEAD}, got older .*db upgrade"):
         open_database(empty_url, must_exist=False)
     engine.dispose()
 
@@ -168,3 +170,142 @@ def test_sqlite_enforces_foreign_keys_and_waits_for_its_lock(tmp_path):
     engine.dispose()
 
     assert (on, journal, busy) == (1, "wal", 30_000)
+
+
+def shape(connection):
+    """What a schema is made of, CHECKs too, which comparing with the models leaves out."""
+    inspector = inspect(connection)
+    return {
+        table: (
+            sorted(
+                (one["name"], str(one["type"]), one["nullable"])
+                for one in inspector.get_columns(table)
+            ),
+            sorted(one["name"] for one in inspector.get_check_constraints(table)),
+            sorted(one["name"] for one in inspector.get_foreign_keys(table)),
+            sorted(one["name"] for one in inspector.get_unique_constraints(table)),
+            sorted(
+                (one["name"], tuple(one["column_names"])) for one in inspector.get_indexes(table)
+            ),
+        )
+        for table in inspector.get_table_names()
+        if table != "alembic_version"
+    }
+
+
+FIRST_ROWS = """
+INSERT INTO commits (id, sha, committed_at, order_basis, external) VALUES
+  (1, 'aaa', '2026-03-01 12:00:00+00', 'date', false),
+  (2, 'bbb', '2026-03-02 12:00:00+00', 'repository', false);
+INSERT INTO machines (id, name) VALUES (1, 'laptop');
+INSERT INTO variants (id, label, python, requirements, env_vars, digest) VALUES
+  (1, 'python 3.11', '3.11', '{"torch": "2.13.0"}', '{}', -9223372036854775808);
+INSERT INTO runs (id, commit_id, machine_id, variant_id, source_digest, ingested_at) VALUES
+  (1, 1, 1, 1, 7, '2026-03-01 13:00:00+00');
+INSERT INTO benchmarks (id, name, version, kind, param_names) VALUES
+  (1, 'step.Step.time_step', '1', 'time', '["n"]');
+INSERT INTO metrics (id, name, unit, direction) VALUES (1, 'time', 'seconds', 'lower');
+INSERT INTO series (id, benchmark_id, params, metric_id, machine_id, variant_id) VALUES
+  (1, 1, 'n=1', 1, 1, 1);
+INSERT INTO runners (id, machine_id, uid, kind, name) VALUES (1, 1, 'GPU-1', 'cuda', 'H200');
+INSERT INTO runner_environments (id, runner_id, driver, digest) VALUES (1, 1, '580', 5);
+INSERT INTO results (id, series_id, commit_id, run_id, runner_environment_id, started_at_ms, digest,
+  status, value, n, dirty) VALUES
+  (1, 1, 1, 1, 1, 1780000000000, 11, 'ok', 0.5, 3, false),
+  (2, 1, 2, 1, NULL, NULL, 12, 'failed', NULL, NULL, true);
+INSERT INTO samples (result_id, position, value) VALUES (1, 0, 0.4), (1, 1, 0.6);
+INSERT INTO ceilings (id, runner_environment_id, source, digest) VALUES (1, 1, 'measured', 6);
+INSERT INTO windows (id, uid, result_id, runner_environment_id, ceiling_id, benchmark, param_values,
+  invocation, pid, started_at_s, ended_at_s, n, median_s, samples_s, timer, validity, external)
+  VALUES (1, 'w', 1, 1, 1, 'step.Step.time_step', '["1"]', 'run-1', 4711, 1.0, 2.0, 3, 0.5,
+  '[0.4, 0.6]', 'wall', '[]', false);
+INSERT INTO window_stages (window_id, name, seconds) VALUES (1, 'verify', 0.25);
+INSERT INTO window_counters (window_id, name, unit, median) VALUES (1, 'sm_active', '%', 5.5);
+INSERT INTO change_points (id, series_id, commit_id, before, after, relative_change, p_value, cause,
+  detected_at) VALUES (1, 1, 1, 0.4, 0.5, 0.25, 0.001, 'code', '2026-03-03 12:00:00+00');
+INSERT INTO users (id, email, name, role) VALUES (1, 'a@example.org', 'A', 'triager');
+INSERT INTO alerts (id, change_point_id, state, owner_id, opened_at) VALUES
+  (1, 1, 'open', 1, '2026-03-03 12:00:00+00');
+INSERT INTO alert_events (id, alert_id, user_id, state, created_at) VALUES
+  (1, 1, 1, 'open', '2026-03-03 12:00:00+00');
+INSERT INTO annotations (id, series_id, user_id, text, created_at) VALUES
+  (1, 1, 1, 'noise', '2026-03-03 12:00:00+00');
+INSERT INTO revisions (id, kind, created_at, summary) VALUES
+  (1, 'ingest', '2026-03-01 13:00:00+00', '{}');
+"""
+
+
+def rows_at(url, columns=None):
+    """Everything that is stored, by table; of the columns that are asked for where they are."""
+    engine = open_engine(url)
+    with engine.connect() as connection:
+        names = columns or {
+            table: [one["name"] for one in inspect(connection).get_columns(table)]
+            for table in inspect(connection).get_table_names()
+            if table != "alembic_version"
+        }
+        found = {
+            table: sorted(
+                map(
+                    repr, connection.execute(text(f"SELECT {', '.join(names[table])} FROM {table}"))
+                )
+            )
+            for table in names
+        }
+    engine.dispose()
+    return names, found
+
+
+def open_engine(url):
+    return create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+
+
+def test_the_first_schema_with_data_comes_to_the_newest_and_back_without_a_loss(empty_url):
+    upgrade(empty_url, "0001")
+    engine = open_engine(empty_url)
+    with engine.begin() as connection:
+        for statement in FIRST_ROWS.strip().split(";\n"):
+            connection.execute(text(statement.rstrip(";\n").replace(":00", r"\:00")))
+    with engine.connect() as connection:
+        first_shape = shape(connection)
+    engine.dispose()
+    columns, first_rows = rows_at(empty_url)
+
+    upgrade(empty_url)
+
+    check(empty_url)
+    assert rows_at(empty_url, columns)[1] == first_rows
+    assert all(first_rows.values())
+
+    downgrade(empty_url, "0001")
+
+    engine = open_engine(empty_url)
+    with engine.connect() as connection:
+        assert shape(connection) == first_shape
+    engine.dispose()
+    assert rows_at(empty_url)[1] == first_rows
+
+
+def test_an_upgraded_schema_is_the_one_that_new_databases_get(empty_url, engine):
+    upgrade(empty_url, "0001")
+    upgrade(empty_url)
+    upgraded = open_engine(empty_url)
+
+    with upgraded.connect() as connection, engine.connect() as fresh:
+        if connection.dialect.name == fresh.dialect.name:
+            assert shape(connection) == shape(fresh)
+    upgraded.dispose()
+
+
+def test_an_upgraded_table_still_refuses_what_its_first_version_refused(empty_url):
+    upgrade(empty_url, "0001")
+    upgrade(empty_url)
+    engine = open_engine(empty_url)
+    wrong = (
+        "INSERT INTO results (series_id, commit_id, run_id, digest, status, value, dirty) "
+        "VALUES (1, 1, 1, 1, 'failed', 1.0, false)"
+    )
+
+    with engine.connect() as connection, pytest.raises(IntegrityError, match="value_iff_measured"):
+        connection.execute(text(wrong))
+    engine.dispose()
