@@ -117,6 +117,7 @@ def ingest_or_refuse(engine, path):
     return False
 
 
+@pytest.mark.timeout(3600)  # of all of them
 def test_damaged_files_are_read_or_refused_in_one_line(engine, tree, is_exhaustive):
     rng = random.Random(20)
     kinds = files_of(tree)
