@@ -1,6 +1,7 @@
 """What all suites share: state once a process, samples by asv, one sidecar line at exit.
 
-asv (launch method `spawn`) runs each case of each round in a fresh process::
+asv (launch method `spawn`) runs each case of each round in a fresh process, which has imported
+torch before it knows its case (`_asv_ahead`)::
 
     setup → [teardown → setup → timer() → time_*() → timer()] for each sample → teardown → exit
       │         └ `reset` puts the state back                 └ a sample             └ sidecar line

@@ -41,6 +41,7 @@ class Measuring:
     left: str | None = None  # by the time limit, in words
     _gave_up: list[AsvFailedError] = field(default_factory=list)
     _has_matches: bool = False
+    _is_stored: bool = True
 
     def measure(self, commits: Sequence[str], run_id: str) -> None:
         """Measure what is not finished; forget the journal once nothing is left."""
@@ -67,7 +68,7 @@ class Measuring:
             environ["ASV_PYTHONPATH"] = str(source)
             asv = Asv(self.root, commit, environ, self.locks, self.progress.echo)
             try:
-                units = self._units(asv)
+                asv, units = self._units(asv)
             except AsvFailedError as error:
                 self._give_up(commit, error)
                 return
@@ -76,17 +77,20 @@ class Measuring:
             for place, unit in enumerate(todo):
                 if not self.progress.has_time_for(unit):
                     self.left = f"{count_text(len(todo) - place, 'benchmark')} of {commit[:8]}"
+                    self._store()
                     return
                 self.progress.tell(number, commit, units, units.index(unit))
                 self._measure_unit(asv, unit, run_id)
+                if not unit.has_more_in(todo[place + 1 :]):
+                    self._store()
         if all(self.journal.has(commit, unit) for unit in units):
             self.journal.complete(commit, run_id)
 
-    def _units(self, asv: Asv) -> list[Unit]:
+    def _units(self, asv: Asv) -> tuple[Asv, list[Unit]]:
+        """Return what to call, and for what; asv imports all benchmarks to find them, so once."""
         if not self.is_divided:
-            return [whole(self.bench)]
-        asv.discover()
-        return units_of(declared(self.results_dir), self.bench)
+            return asv, [whole(self.bench)]
+        return asv.discover(), units_of(declared(self.results_dir), self.bench)
 
     def _measure_unit(self, asv: Asv, unit: Unit, run_id: str) -> None:
         started_s = time.monotonic()
@@ -104,7 +108,13 @@ class Measuring:
         cases = failed_cases(self.results_dir, asv.commit, entry.started_ms, among)
         self.journal.end(entry, seconds, cases)
         self.progress.measured(unit, seconds)
-        self.on_results()
+        self._is_stored = False
+
+    def _store(self) -> None:
+        """Hand on what asv has written; the cases of a part to come would read as skipped."""
+        if not self._is_stored:
+            self.on_results()
+            self._is_stored = True
 
     def _give_up(self, commit: str, error: AsvFailedError, unit: Unit | None = None) -> None:
         """Go on with the rest; the journal stays, so the same command tries this again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +18,7 @@ WARDEN: Final = Path(__file__).with_name("asv_warden.py")
 OK, SOME_FAILED = 0, 2  # asv's exit statuses after which results were written
 NOTHING_SELECTED: Final = "No benchmarks selected"  # asv's last words where no name matches
 JUST_DISCOVER: Final = "just-discover"  # asv's word for "list the benchmarks and run none"
+LISTED_VARIABLE: Final = "DDTREE_BENCH_LISTED"  # the plugin's word for "the list is this code's"
 LAST_LINES: Final = 5  # of asv's output that an error message may quote
 
 
@@ -31,9 +32,10 @@ class Asv:
     locks: Sequence[int]  # open files that asv's supervisor holds as long as anything runs
     echo: Callable[[str], None]
 
-    def discover(self) -> None:
-        """Have asv list the commit's benchmarks in its results folder."""
+    def discover(self) -> Asv:
+        """Have asv list the commit's benchmarks in its results folder; return one that reads it."""
         self.run([JUST_DISCOVER])
+        return replace(self, environ={**self.environ, LISTED_VARIABLE: "1"})
 
     def run(self, patterns: Sequence[str]) -> int:
         """Measure what the patterns select and return asv's exit status, `OK` or `SOME_FAILED`.

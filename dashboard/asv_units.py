@@ -17,7 +17,7 @@ from typing import Any
 
 from dashboard.words import case_name
 
-MOST_CASES = 12  # of a call: minutes on a GPU, where finding the benchmarks takes seconds a call
+MOST_CASES = 12  # of a call: a minute or two, and a call of asv begins with a second of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,10 @@ class Unit:
     def key(self) -> str:
         """What a journal knows the unit by."""
         return hashlib.sha256("\n".join(self.cases).encode()).hexdigest()[:16]
+
+    def has_more_in(self, others: Iterable["Unit"]) -> bool:
+        """Say whether one of the others has cases of the same benchmark."""
+        return any(not set(self.benchmarks).isdisjoint(other.benchmarks) for other in others)
 
 
 def whole(bench: str | None) -> Unit:

@@ -1,6 +1,7 @@
 """asv results trees, sidecars and git repositories for tests, written as asv and the suites do."""
 
 import json
+import shutil
 import subprocess
 import uuid
 from pathlib import Path
@@ -199,6 +200,17 @@ class GitRepository:
         self.git("add", "--all")
         self.git("commit", "--quiet", "--allow-empty", "-m", subject, date=date)
         return self.git("rev-parse", "HEAD")
+
+    def configure_asv(self, project):
+        """Give it the asv.conf.json and the plugins of `project`; return its folder of suites."""
+        suites = self.root / "benchmarks"
+        suites.mkdir()
+        for path in (project / "benchmarks").glob("_asv_*.py"):
+            shutil.copy(path, suites / path.name)
+        shutil.copy(project / "benchmarks" / "__init__.py", suites / "__init__.py")
+        shutil.copy(project / "asv.conf.json", self.root / "asv.conf.json")
+        (self.root / ".gitignore").write_text(".asv/\n__pycache__/\n*.db\n", encoding="utf-8")
+        return suites
 
     def engine_tree(self, sha):
         return self.git("rev-parse", f"{sha}:engine")

@@ -1,0 +1,197 @@
+"""An asv plugin (see `plugins` in asv.conf.json): processes import torch ahead, several at a time.
+
+asv starts a process for each case and round, and most of a short one is the import of torch on one
+core. Here as many are started at once as there are cores, none of which knows its case yet. The
+first one measures when all have imported and sleep; the others follow in turn::
+
+    core 1   import torch │ case 1 │ case 2 │ import torch │ case 3 │ case 4
+    core 2   import torch │ asleep │        │ import torch │ asleep │
+
+So each case has a fresh process of its own as before, and nothing runs beside the one that
+measures. The processes of a benchmark with a cache only hand on what was measured there, mostly
+without torch, and are left to asv. `DDTREE_BENCH_STARTS_AHEAD` says another number of processes;
+0 or 1 leaves all to asv.
+"""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks._asv_waiting import READY
+
+COUNT_VARIABLE: Final = "DDTREE_BENCH_STARTS_AHEAD"
+MOST: Final = 4  # each holds some 300 MB
+SCRIPT: Final = Path(__file__).with_name("_asv_waiting.py")
+LAST_WORDS_S: Final = 1.0  # between being asked to end and being ended
+STDIN: Final = 0
+
+
+class AheadError(Exception):
+    """`DDTREE_BENCH_STARTS_AHEAD` is no number of processes."""
+
+
+def setup() -> None:
+    """Have asv start its processes ahead; asv calls it."""
+    # Benchmark processes import this module too, and in a managed environment there is no asv.
+    from asv import runner  # noqa: PLC0415
+
+    count = num_ahead(os.environ)
+    if count > 1:
+        runner.Spawner = partial(AheadSpawner, runner.Spawner, count)
+
+
+def num_ahead(environ: Mapping[str, str]) -> int:
+    """Return how many processes to start at once."""
+    told = environ.get(COUNT_VARIABLE)
+    if told is None:
+        return min(os.cpu_count() or 1, MOST)
+    if not told.isdecimal():
+        raise AheadError(f"{COUNT_VARIABLE}: expected a number of processes, got {told!r}")
+    return int(told)
+
+
+class AheadSpawner:
+    """Stands in for asv's `Spawner`, and hands on to one what it does not do itself."""
+
+    def __init__(self, plain: type[Any], count: int, env: Any, benchmark_dir: str) -> None:
+        self._plain = plain(env, benchmark_dir)
+        self._env = env
+        self._benchmark_dir = str(Path(benchmark_dir).resolve())
+        self._count = count
+        self._waiting: list[_Waiting] = []
+        self._caches: set[str | None] = set()
+
+    def preimport(self) -> tuple[bool, str]:
+        """Import nothing in asv's own process."""
+        outcome: tuple[bool, str] = self._plain.preimport()
+        return outcome
+
+    def interrupt(self) -> None:
+        """Know that the user has interrupted asv."""
+        self._plain.interrupt()
+
+    def create_setup_cache(self, *arguments: Any) -> tuple[str | None, str | None]:
+        """Have asv make a cache, and know the benchmarks with it by its folder."""
+        outcome: tuple[str | None, str | None] = self._plain.create_setup_cache(*arguments)
+        self._caches.add(outcome[0])
+        return outcome
+
+    def run(
+        self,
+        name: str,
+        params_str: str,
+        profile_path: str,
+        result_file_name: str,
+        timeout: float,
+        cwd: str,
+    ) -> tuple[str, int]:
+        """Measure a case in the next process; return its output and exit status."""
+        from asv.runner import BENCHMARK_RUN_SCRIPT  # noqa: PLC0415
+
+        words = [name, params_str, profile_path, result_file_name]
+        if cwd in self._caches:
+            outcome: tuple[str, int] = self._plain.run(*words, timeout, cwd)
+            return outcome
+        if not self._waiting:
+            self._waiting = self._start()
+        process = self._waiting.pop(0)
+        command = [BENCHMARK_RUN_SCRIPT, "run", self._benchmark_dir, *words]
+        return process.measure(command, timeout, cwd)
+
+    def close(self) -> None:
+        """End those that nothing was left for."""
+        for process in self._waiting:
+            process.dismiss()
+        self._plain.close()
+
+    def _start(self) -> list["_Waiting"]:
+        environ = {**os.environ, **self._env.env_vars}
+        started = [_Waiting.start(self._env, environ) for _ in range(self._count)]
+        for process in started:
+            process.await_ready()
+        return started
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A process that has a case as soon as it is told one."""
+
+    process: subprocess.Popen[bytes]
+    line: int  # to its standard input; closes with us, and it ends
+    said: bytes = b""
+
+    @classmethod
+    def start(cls, env: Any, environ: Mapping[str, str]) -> "_Waiting":
+        """Start one as asv's environment starts processes, but for its standard input."""
+        reader, writer = os.pipe()
+        with _stdin_of_children(reader):
+            # -P: the script's folder holds suites, with names that are anybody's.
+            process = env.run(
+                ["-P", str(SCRIPT)], return_popen=True, redirect_stderr=True, env=dict(environ)
+            )
+        return cls(process, writer)
+
+    def await_ready(self) -> None:
+        """Wait until it has imported and sleeps, or has died."""
+        for line in iter(self._output.readline, b""):
+            if line == READY:
+                break
+            self.said += line
+
+    def measure(self, command: list[str], timeout_s: float, folder: str) -> tuple[str, int]:
+        """Tell it its case and wait for its end; return its output and exit status."""
+        from asv.util import TIMEOUT_RETCODE  # noqa: PLC0415
+
+        status: int | None = None
+        try:
+            self._tell(json.dumps([folder, command]))
+            said, _ = self.process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            said, status = self._end(), TIMEOUT_RETCODE
+        except BaseException:
+            self._end()
+            raise
+        text = (self.said + said).decode("utf-8", "replace")
+        return text, self.process.returncode if status is None else status
+
+    def dismiss(self) -> None:
+        """Have it end without a case."""
+        os.close(self.line)
+        self.process.communicate()
+
+    def _tell(self, line: str) -> None:
+        with suppress(BrokenPipeError), open(self.line, "w", encoding="utf-8") as told:  # noqa: PTH123
+            told.write(line + "\n")
+
+    def _end(self) -> bytes:
+        """End it with what it has started, as asv does; return its output."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                return self.process.communicate(timeout=LAST_WORDS_S)[0]
+        return self.process.communicate()[0]
+
+    @property
+    def _output(self) -> Any:
+        return self.process.stdout
+
+
+@contextmanager
+def _stdin_of_children(reader: int) -> Iterator[None]:
+    """Give processes started meanwhile another standard input: asv's call has no word for it."""
+    kept = os.dup(STDIN)
+    os.dup2(reader, STDIN)
+    os.close(reader)
+    try:
+        yield
+    finally:
+        os.dup2(kept, STDIN)
+        os.close(kept)
