@@ -314,7 +314,8 @@ class EngineConfig:
     num_pages : int, optional
         Size of the pool. None lets it grow with what the batches need for `max_context`.
     attention_backend, moe_backend : str
-        Implementations of `tree_attention` and `grouped_experts`, checked where these are known.
+        Implementations of `tree_attention`, and of `choose_experts` and `grouped_experts`, checked
+        where these are known.
     graphs : "off", "cuda" or "buffers"
         Every verify pass is launched operation by operation; passes of one shape are captured in
         a CUDA graph and replayed; they run in the buffers of such graphs, but are none.

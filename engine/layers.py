@@ -27,6 +27,19 @@ def linear(x: Tensor, weight: Weight) -> Tensor:
     return functional.linear(x, dense(weight, x.dtype))
 
 
+def linear_accumulated(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply `x` [M, in] by the transpose of `weight` [out, in] in the accumulation dtype.
+
+    Products of sixteen-bit numbers are exact in it, so where a device multiplies into it nothing
+    has to be widened first.
+    """
+    dtype = accumulation_dtype(x.dtype)
+    if x.device.type == "cuda" and weight.dtype == x.dtype != dtype:
+        wide: Tensor = torch.ops.aten.mm.dtype(x, weight.t(), dtype)
+        return wide
+    return functional.linear(x.to(dtype), weight.to(dtype))
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Scale the last dimension of `x` to unit root mean square, then by `weight`."""
     return functional.rms_norm(x, weight.shape, weight, eps)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.kernels.choose_experts import OP as _CHOOSE_EXPERTS
+from engine.kernels.choose_experts import Choice, ChooseExpertsCase, choose_experts
 from engine.kernels.grouped_experts import OP as _GROUPED_EXPERTS
 from engine.kernels.grouped_experts import (
     GroupedExpertsCase,
@@ -26,18 +28,23 @@ from engine.kernels.tree_attention import (
 )
 from engine.kernels.tree_attention.ladder import ladder_attention, ladder_programs
 
-OPS: dict[str, Op[Any]] = {op.name: op for op in (_TREE_ATTENTION, _GROUPED_EXPERTS)}
+OPS: dict[str, Op[Any]] = {
+    op.name: op for op in (_TREE_ATTENTION, _GROUPED_EXPERTS, _CHOOSE_EXPERTS)
+}
 
 __all__ = [
     "OPS",
     "Binary",
     "Case",
+    "Choice",
+    "ChooseExpertsCase",
     "Cost",
     "GroupedExpertsCase",
     "Kernel",
     "Op",
     "Tolerance",
     "TreeAttentionCase",
+    "choose_experts",
     "default_num_splits",
     "experts_programs",
     "experts_workspace_size",
