@@ -55,6 +55,18 @@ def test_a_changed_source_is_compiled_again(sources):
     assert cubin.compile_cubin("fill.cu", arch="sm_90a", macros={"VALUE": 1}) != first
 
 
+def test_a_changed_header_is_compiled_again(sources):
+    header, source = sources / "value.cuh", sources / "fill.cu"
+    header.write_text("#define VALUE 1\n", encoding="utf-8")
+    source.write_text(
+        f'#include "value.cuh"\n{source.read_text(encoding="utf-8")}', encoding="utf-8"
+    )
+    first = cubin.compile_cubin("fill.cu", arch="sm_90a", macros={})
+    header.write_text("#define VALUE 2\n", encoding="utf-8")
+
+    assert cubin.compile_cubin("fill.cu", arch="sm_90a", macros={}) != first
+
+
 def test_a_source_that_does_not_compile_is_an_error_with_the_compilers_words(sources):
     with pytest.raises(BackendError, match=r'(?s)fill.cu: expected it to comp.*"VALUE" is undef'):
         cubin.compile_cubin("fill.cu", arch="sm_90a", macros={})
@@ -69,22 +81,30 @@ def test_a_source_that_does_not_compile_is_an_error_with_the_compilers_words(sou
         pytest.param(9, 8, 72, id="one-block"),
         pytest.param(10, 8, 40, id="two-equal-blocks"),
         pytest.param(1, 12, 16, id="rounded-up-to-eight"),
-        pytest.param(9, 64, 72, id="eight-full-blocks"),
-        pytest.param(65, 8, 72, id="eight-blocks"),
         pytest.param(1, 128, 64, id="two-blocks-of-64"),
+        pytest.param(27, 8, 72, id="most"),
     ],
 )
-def test_packed_rows_are_cut_into_the_fewest_blocks_of_equal_size(tokens, num_heads, rows):
-    assert cuda_sm90.rows_of_block(problem(tokens, num_heads)) == rows
+def test_few_packed_rows_are_cut_into_the_fewest_blocks_of_equal_size(tokens, num_heads, rows):
+    cut = cuda_sm90.cut_of(problem(tokens, num_heads))
+
+    assert (cut.source, cut.rows) == ("tree_attention_sm90.cu", rows)
 
 
-def test_the_source_refuses_another_amount_of_shared_memory_than_it_lays_out():
-    macros = cuda_sm90.macros(problem(1, 8))
+@pytest.mark.parametrize(("tokens", "num_heads"), [(28, 8), (65, 8), (9, 64), (129, 128)])
+def test_many_packed_rows_go_to_the_wide_kernel(tokens, num_heads):
+    assert cuda_sm90.cut_of(problem(tokens, num_heads)) is cuda_sm90.WIDE
+
+
+@pytest.mark.parametrize("tokens", [pytest.param(1, id="narrow"), pytest.param(65, id="wide")])
+def test_a_source_refuses_another_amount_of_shared_memory_than_it_lays_out(tokens):
+    posed = problem(tokens, 8)
+    source, macros = cuda_sm90.cut_of(posed).source, cuda_sm90.macros(posed)
     asked = {**macros, "SHARED_BYTES": macros["SHARED_BYTES"] - 8}
 
-    cubin.compile_cubin(cuda_sm90.SOURCE, arch=cuda_sm90.ARCH, macros=macros)
+    cubin.compile_cubin(source, arch=cuda_sm90.ARCH, macros=macros)
     with pytest.raises(BackendError, match="shared memory the launch asks for"):
-        cubin.compile_cubin(cuda_sm90.SOURCE, arch=cuda_sm90.ARCH, macros=asked)
+        cubin.compile_cubin(source, arch=cuda_sm90.ARCH, macros=asked)
 
 
 def test_rows_the_kernel_does_not_take_have_no_kernels():
@@ -106,7 +126,7 @@ def test_tensors_of_the_cpu_are_refused():
 
 
 def test_the_parameters_are_laid_out_as_the_source_declares_them():
-    source = (cubin.SOURCES / cuda_sm90.SOURCE).read_text(encoding="utf-8")
+    source = (cubin.SOURCES / "tree_attention_line.cuh").read_text(encoding="utf-8")
     body = source.split("struct Params {")[1].split("};")[0]
     lines = [line.split("//")[0].strip() for line in body.splitlines()]
     statements = " ".join(line for line in lines if line).split(";")

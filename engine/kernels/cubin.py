@@ -1,9 +1,9 @@
 """CUDA C++ of this package, compiled by NVRTC at first use and launched through the driver.
 
 Owns the way from a `.cu` file beside it to a kernel on a device. A cubin is kept on disk under the
-hash of everything it depends on: source, macros, architecture, compiler version. No `nvcc`, no
-step at install; without a GPU `compile_cubin` still works, so that tests can read registers and
-shared memory of architectures that are not here.
+hash of everything it depends on: source and its headers, macros, architecture, compiler version. No
+`nvcc`, no step at install; without a GPU `compile_cubin` still works, so that tests can read
+registers and shared memory of architectures that are not here.
 
 The packages it needs (`cuda-bindings` and NVRTC) are the extra `cuda`.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import re
 import tempfile
 from dataclasses import dataclass
 from functools import cache
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 SOURCES = Path(__file__).parent / "csrc"
+_INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 CACHE_VARIABLE = "DDTREE_CUBIN_CACHE"  # folder of the cubins; else the user's cache folder
 
 
@@ -38,21 +40,42 @@ def compile_cubin(source: str, *, arch: str, macros: Mapping[str, int]) -> bytes
     BackendError
         The extra `cuda` is not installed, or the compiler refuses the source (its log is named).
     """
-    text = (SOURCES / source).read_text(encoding="utf-8")
+    texts = _with_headers(source)
     nvrtc, version = _compiler()
     options = [f"--gpu-architecture={arch}", "--std=c++17"]
     options += [f"--define-macro={name}={value}" for name, value in sorted(macros.items())]
-    key = hashlib.sha256(repr((text, options, version)).encode()).hexdigest()
+    key = hashlib.sha256(repr((texts, options, version)).encode()).hexdigest()
     kept = _cache_folder() / f"{Path(source).stem}-{arch}-{key[:32]}.cubin"
     if kept.is_file():
         return kept.read_bytes()
-    code = _compile(nvrtc, source, text, options)
+    code = _compile(nvrtc, texts, options)
     _keep(kept, code)
     return code
 
 
-def _compile(nvrtc: Any, name: str, text: str, options: list[str]) -> bytes:
-    program = _checked(nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, [], []))
+def _with_headers(source: str) -> dict[str, str]:
+    """Text of a source and of what it includes from beside it, by name, the source first."""
+    texts: dict[str, str] = {}
+    names = [source]
+    while names:
+        name = names.pop(0)
+        if name not in texts:
+            texts[name] = (SOURCES / name).read_text(encoding="utf-8")
+            names += _INCLUDE.findall(texts[name])
+    return texts
+
+
+def _compile(nvrtc: Any, texts: dict[str, str], options: list[str]) -> bytes:
+    name, *headers = texts
+    program = _checked(
+        nvrtc.nvrtcCreateProgram(
+            texts[name].encode(),
+            name.encode(),
+            len(headers),
+            [texts[header].encode() for header in headers],
+            [header.encode() for header in headers],
+        )
+    )
     try:
         encoded = [option.encode() for option in options]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)

@@ -5,14 +5,7 @@
 // for 128. A tile is 64 consecutive cached rows, keys in the M of the first product and the K of
 // the second; it lies in shared memory once, read as K-major keys and as M-major values.
 //
-// Grid: one block an SM. The tiles of all (sequence, block of rows) items are laid in one line and
-// cut into equal shares, one a block; a block finds its share from the lengths on the device, so
-// nothing depends on a length known to the host and a captured graph can be replayed at any lengths.
-// The tiles of a sequence are cut into chunks as long as a share, and the line runs chunk by chunk:
-// the runs of one chunk, one a block of rows, are worked on at the same time, and what the first
-// reads from memory the others find in L2. An item that one block holds whole is written at once;
-// the parts of the others are partial results in bfloat16, normalised, which `merge` weighs in
-// float32 and in a fixed order.
+// Grid: one block an SM, each with its share of the line (tree_attention_line.cuh).
 //
 // Warpgroups (128 threads each):
 //   0 loads     tiles, 16 bytes a thread and copy (cp.async), zeros for rows that are not live; any
@@ -39,24 +32,16 @@
 // Compile-time: ROWS (8..72, a multiple of 8), PAGE_SIZE, HYBRID (tree rows beside the pages),
 // SHARED_BYTES (what the launch asks for, to be compared).
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
-typedef unsigned short bf16_bits;
-
 #ifndef ROWS
 #define ROWS 72
 #endif
-#ifndef PAGE_SIZE
-#define PAGE_SIZE 1
-#endif
-#ifndef HYBRID
-#define HYBRID 0
-#endif
+#define BLOCK_ROWS ROWS
 
-constexpr int kValueDim = 512;
+#include "hopper.cuh"
+#include "tree_attention_line.cuh"
+#include "tree_attention_merge.cuh"
+
 constexpr int kRowDim = 576;
-constexpr int kKeys = 64;                      // cached rows of a tile: the M of an instruction
 constexpr int kChunks = kRowDim / 64;          // chunks of 64 dims; the last one is rope
 constexpr int kValueChunks = kValueDim / 64;
 constexpr int kChunkBytes = kKeys * 128;
@@ -67,10 +52,7 @@ constexpr int kRopeStages = ROWS > 64 ? 1 : 2;  // 72 rows leave room for one
 constexpr int kGroups = ROWS / 8;              // groups of 8 rows (columns of the accumulators)
 constexpr int kScores = ROWS / 2;              // accumulator registers of 64 x ROWS a thread
 constexpr int kColumns = ROWS / 4;             // columns a thread holds scores of
-constexpr int kMostPlaces = 1024;              // partial results of a row: twice the grid
 constexpr float kRise = 8.0f;                  // RISE, in powers of two
-constexpr float kLn2 = 0.6931471805599453f;
-#define kInfinity __int_as_float(0x7f800000)
 
 constexpr int kOutPitch = kValueDim * 2 + 16;   // bytes of a row on its way out; no two share banks
 
@@ -91,66 +73,6 @@ static_assert(kSharedBytes <= 232448, "shared memory of a block on sm_90");
 static_assert(kSharedBytes == SHARED_BYTES, "shared memory the launch asks for");
 #endif
 
-struct Params {
-  const bf16_bits* q;          // [N, T, H, 576]
-  const bf16_bits* kv_pages;   // [P, L, 576]
-  const bf16_bits* tree_kv;    // [N, T, 576] where HYBRID, else null
-  const int* page_table;       // [N, max_pages]
-  const void* context_lens;    // [N] int32, or int64 where wide_context
-  const void* tree_sizes;      // [N] int32, or int64 where wide_tree
-  const int* ancestor_bits;    // [N, T, W]
-  bf16_bits* out;              // [N, T, H, 512]
-  float* lse;                  // [N, T, H]
-  bf16_bits* partial_out;      // [4 * grid + 2, ROWS, 512]
-  float* partial_lse;          // [4 * grid + 2, ROWS]
-  i64 q_sequence, q_token, q_head, page, page_row, table_sequence, bits_sequence, bits_token;
-  i64 tree_sequence, tree_row, out_sequence, out_token, out_head;
-  i64 lse_sequence, lse_token, lse_head;
-  int N, T, H, num_blocks;     // num_blocks: grid of the attention kernel
-  int wide_context, wide_tree;
-  float scale;                 // softmax_scale * log2(e)
-};
-
-// ---- small device functions -------------------------------------------------------------------
-
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-  return static_cast<u32>(__cvta_generic_to_shared(pointer));
-}
-
-__device__ __forceinline__ void barrier_init(u32 barrier, u32 count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
-}
-
-__device__ __forceinline__ void barrier_arrive(u32 barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-// Arrive once every copy this thread has started so far is in shared memory.
-__device__ __forceinline__ void barrier_arrive_after_copies(u32 barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n"
-      "}" ::"r"(barrier), "r"(parity)
-      : "memory");
-}
-
-__device__ __forceinline__ void fence_async_proxy() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-__device__ __forceinline__ void copy_16(u32 to, const void* from, u32 live_bytes) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(live_bytes)
-               : "memory");
-}
-
 // True in every thread of the warpgroup iff `mine` is in one of them; also a barrier among them.
 __device__ __forceinline__ bool any_in_warpgroup(bool mine) {
   int result;
@@ -169,48 +91,6 @@ __device__ __forceinline__ bool any_in_warpgroup(bool mine) {
 
 __device__ __forceinline__ void warpgroup_barrier() {
   asm volatile("barrier.cta.sync 1, 128;" ::: "memory");
-}
-
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ float log2_fast(float x) {
-  float y;
-  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ u32 pack_bf16(float low, float high) {
-  u32 both;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-}
-
-__device__ __forceinline__ int length_at(const void* lengths, int index, int is_wide) {
-  return is_wide ? static_cast<int>(static_cast<const i64*>(lengths)[index])
-                 : static_cast<const int*>(lengths)[index];
-}
-
-// The same number, which the compiler knows nothing about: what depends on it is not computed ahead
-// of a loop and kept in registers that the loop needs.
-__device__ __forceinline__ int opaque(int x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
-// A number that is the same in all lanes, in a form the compiler knows to be: matrix instructions
-// behind a branch that may diverge are run one by one.
-__device__ __forceinline__ int uniform(int x) {
-  return static_cast<int>(__reduce_max_sync(~0u, static_cast<u32>(x)));
-}
-
-// Matrix descriptors. Offsets in bytes; `mode` 1 is the 128-byte swizzle, 0 none.
-__device__ __forceinline__ u64 descriptor(u32 address, u32 leading, u32 stride, u64 mode) {
-  return static_cast<u64>((address & 0x3FFFF) >> 4) | static_cast<u64>(leading >> 4) << 16 |
-         static_cast<u64>(stride >> 4) << 32 | mode << 62;
 }
 
 // ---- matrix instructions, 64 x ROWS x 16 ---------------------------------------------------------
@@ -265,150 +145,6 @@ __device__ __forceinline__ void multiply_values(float (&d)[kScores], u64 a, u64 
   asm volatile(JOIN(I, ROWS)(VALUES_CALL) : JOIN(D, ROWS) : "l"(a), "l"(b), "r"(keep));
 }
 
-__device__ __forceinline__ void matrix_begin() {
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void matrix_commit() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-// Wait until at most `kPending` of the committed groups are under way.
-template <int kPending>
-__device__ __forceinline__ void matrix_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-}
-
-// ---- the schedule --------------------------------------------------------------------------------
-
-// One sequence. Counts fit an int: 2^31 tiles, whichever blocks copy them, are 158 TB of rows.
-struct Sequence {
-  int index, context_len, tree_size;
-  int tiles, blocks;  // tiles of an item, items
-  int begin;          // of its first tile on the line
-  int order;          // runs before it of items that have several
-};
-
-// How the line is cut.
-struct Line {
-  int total, share;  // tiles; tiles of a block of the grid and of a chunk
-
-  // All lanes of a warp together.
-  __device__ __forceinline__ explicit Line(const Params& p) {
-    const int lane = threadIdx.x & 31;
-    total = 0;
-    for (int n = lane; n < p.N; n += 32) {
-      const int tree_size = length_at(p.tree_sizes, n, p.wide_tree);
-      const int context_len = length_at(p.context_lens, n, p.wide_context);
-      total += blocks_of(p, tree_size) * tiles_of(context_len, tree_size);
-    }
-    for (int step = 16; step > 0; step /= 2) total += __shfl_xor_sync(~0u, total, step);
-    total = uniform(total);
-    share = max((total + p.num_blocks - 1) / p.num_blocks, 1);
-  }
-
-  __device__ __forceinline__ static int blocks_of(const Params& p, int tree_size) {
-    return (tree_size * p.H + ROWS - 1) / ROWS;
-  }
-
-  __device__ __forceinline__ static int tiles_of(int context_len, int tree_size) {
-    return (context_len + kKeys - 1) / kKeys + (tree_size + kKeys - 1) / kKeys;
-  }
-
-  // All lanes together: the sequence that holds tile `position`, or sequence `wanted` where position
-  // is negative.
-  __device__ __forceinline__ Sequence find(const Params& p, int position, int wanted) const {
-    const int lane = threadIdx.x & 31;
-    int base = 0, order_base = 0;
-    for (int first = 0; first < p.N; first += 32) {
-      const int n = first + lane;
-      int tree_size = 0, context_len = 0, tiles = 0, blocks = 0;
-      if (n < p.N) {
-        tree_size = length_at(p.tree_sizes, n, p.wide_tree);
-        context_len = length_at(p.context_lens, n, p.wide_context);
-        tiles = tiles_of(context_len, tree_size);
-        blocks = blocks_of(p, tree_size);
-      }
-      const int own = blocks * tiles;
-      const int own_runs = tiles > share ? blocks * ((tiles + share - 1) / share) : 0;
-      int end = own, order_end = own_runs;
-#pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const int before = __shfl_up_sync(~0u, end, step);
-        const int order_before = __shfl_up_sync(~0u, order_end, step);
-        if (lane >= step) {
-          end += before;
-          order_end += order_before;
-        }
-      }
-      end += base;
-      order_end += order_base;
-      const bool is_it = position < 0 ? n == wanted : position >= end - own && position < end;
-      const u32 found = __ballot_sync(~0u, is_it);
-      if (found) {
-        const int from = __ffs(found) - 1;
-        Sequence sequence;
-        sequence.index = first + from;
-        sequence.context_len = uniform(__shfl_sync(~0u, context_len, from));
-        sequence.tree_size = uniform(__shfl_sync(~0u, tree_size, from));
-        sequence.tiles = uniform(__shfl_sync(~0u, tiles, from));
-        sequence.blocks = uniform(__shfl_sync(~0u, blocks, from));
-        sequence.begin = uniform(__shfl_sync(~0u, end - own, from));
-        sequence.order = uniform(__shfl_sync(~0u, order_end - own_runs, from));
-        return sequence;
-      }
-      base = __shfl_sync(~0u, end, 31);
-      order_base = __shfl_sync(~0u, order_end, 31);
-    }
-    return Sequence{0, 0, 0, 0, 0, 0, 0};
-  }
-
-  // Slot of the partial result of the piece at `position`, part of run `run` of the sequence. A later
-  // piece lies with a later block, or is not the first of its block, or has more runs before it.
-  __device__ __forceinline__ i64 slot(const Sequence& sequence, int run, int position) const {
-    const int grid_block = position / share;
-    const int order = sequence.order + (sequence.tiles > share ? run : 0);
-    return 2 * grid_block + (position > grid_block * share) + order;
-  }
-};
-
-// What one block does of one item: tiles [first, last) for rows [row, row + ROWS).
-struct Piece {
-  Sequence sequence;
-  int row, first, last;
-  bool is_whole;
-  int slot;  // of the partial result where it is not whole
-};
-
-// The pieces of this block, one after the other.
-struct Run {
-  Line line;
-  int position, end;
-
-  __device__ __forceinline__ explicit Run(const Params& p) : line(p) {
-    position = min(static_cast<int>(blockIdx.x) * line.share, line.total);
-    end = min(position + line.share, line.total);
-  }
-
-  __device__ __forceinline__ bool next(const Params& p, Piece& piece) {
-    if (position >= end) return false;
-    piece.sequence = line.find(p, position, -1);
-    const int tiles = piece.sequence.tiles, blocks = piece.sequence.blocks;
-    const int inside = position - piece.sequence.begin;
-    // A share may be many times a sequence, and times its blocks beyond an int.
-    const int chunk = inside / (min(line.share, tiles) * blocks), first = chunk * line.share;
-    const int length = min(line.share, tiles - first), in_chunk = inside - first * blocks;
-    const int block = in_chunk / length, done = in_chunk - block * length;
-    piece.row = uniform(block * ROWS);
-    piece.first = uniform(first + done);
-    piece.last = uniform(min(first + length, piece.first + end - position));
-    piece.is_whole = piece.first == 0 && piece.last == tiles;
-    piece.slot = line.slot(piece.sequence, chunk * blocks + block, position);
-    position += piece.last - piece.first;
-    return true;
-  }
-};
-
 // ---- roles ---------------------------------------------------------------------------------------
 
 struct Barriers {
@@ -426,48 +162,6 @@ struct Barriers {
   __device__ __forceinline__ u32 weights_empty() const { return base + 168; }
   __device__ __forceinline__ u32 query_empty() const { return base + 176; }
 };
-
-// One row of a tile. Which page holds it is asked one tile ahead of the copy, since the answer takes
-// about as long as a tile does.
-struct Row {
-  int position;  // in the pages, or column of the tree where HYBRID; -1 where there is no row
-  bool is_beside;
-
-  __device__ __forceinline__ Row(const Sequence& sequence, int tile, int key) {
-    const int context_tiles = (sequence.context_len + kKeys - 1) / kKeys;
-    position = tile * kKeys + key;
-    is_beside = false;
-    if (tile < context_tiles) {
-      if (position >= sequence.context_len) position = -1;
-      return;
-    }
-    const int column = position - context_tiles * kKeys;
-    is_beside = HYBRID;
-    position = column < sequence.tree_size ? column + (HYBRID ? 0 : sequence.context_len) : -1;
-  }
-
-  __device__ __forceinline__ int page(const Params& p, const Sequence& sequence) const {
-    if (position < 0 || is_beside) return 0;
-    return p.page_table[sequence.index * p.table_sequence + position / PAGE_SIZE];
-  }
-
-  // Null where there is no row.
-  __device__ __forceinline__ const bf16_bits* address(const Params& p, const Sequence& sequence,
-                                                      int page) const {
-    if (position < 0) return nullptr;
-    if (is_beside) return p.tree_kv + sequence.index * p.tree_sequence + position * p.tree_row;
-    return p.kv_pages + page * p.page + (position % PAGE_SIZE) * p.page_row;
-  }
-};
-
-// Bring the page ids of a piece near, a line of 32 ids a thread; later ones come as they come.
-__device__ __forceinline__ void prefetch_pages(const Params& p, const Piece& piece) {
-  const int thread = threadIdx.x & 127;
-  const int* ids = p.page_table + piece.sequence.index * p.table_sequence;
-  const int first = piece.first * kKeys / PAGE_SIZE + 32 * thread;
-  const int end = min(piece.last * kKeys, piece.sequence.context_len) / PAGE_SIZE;
-  if (first < end) asm volatile("prefetch.global.L2 [%0];" ::"l"(ids + first));
-}
 
 __device__ __forceinline__ void load_queries(const Params& p, const Piece& piece, u32 queries) {
   const int thread = threadIdx.x & 127, unit = thread & 7;
@@ -535,22 +229,6 @@ __device__ __forceinline__ void load(const Params& p, u32 shared, const Barriers
       barrier_arrive_after_copies(barriers.rope_full(rope_stage));
     }
   }
-}
-
-// Keys of a tile that a row sees, a bit each.
-__device__ __forceinline__ u64 visible_keys(const Params& p, const Piece& piece, int tile, int row) {
-  const int context_tiles = (piece.sequence.context_len + kKeys - 1) / kKeys;
-  const bool is_tree = tile >= context_tiles;
-  const int first = (is_tree ? tile - context_tiles : tile) * kKeys;
-  const int left = (is_tree ? piece.sequence.tree_size : piece.sequence.context_len) - first;
-  const u64 live = left >= kKeys ? ~0ull : (1ull << left) - 1;
-  const int token = (piece.row + row) / p.H;
-  if (!is_tree || token >= piece.sequence.tree_size) return live;
-  const int* words = p.ancestor_bits + piece.sequence.index * p.bits_sequence +
-                     token * p.bits_token + first / 32;
-  u64 bits = static_cast<u32>(words[0]);
-  if (left > 32) bits |= static_cast<u64>(static_cast<u32>(words[1])) << 32;
-  return bits & live;
 }
 
 // Set what a row may not see to -inf; `masks` [ROWS] is scratch. Element 4 g + 2 h + e: key
@@ -937,94 +615,4 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 176;");
     add_values(p, smem, shared, barriers, role - 2);
   }
-}
-
-// ---- merge ---------------------------------------------------------------------------------------
-
-constexpr int kMostMergeWarps = 16;
-
-__device__ __forceinline__ float bf16_at(const uint4& eight, int i) {
-  const u32 both = i / 2 == 0 ? eight.x : i / 2 == 1 ? eight.y : i / 2 == 2 ? eight.z : eight.w;
-  return __uint_as_float(i % 2 ? both & 0xFFFF0000u : both << 16);
-}
-
-// One block a packed row and 256 dims: partial results of the row weighted by exp(their lse - lse),
-// divided over as many warps as there are. Rows of items that one block held whole are left alone;
-// rows that no tile belongs to become 0.
-extern "C" __global__ void __launch_bounds__(32 * kMostMergeWarps)
-    merge(const __grid_constant__ Params p) {
-  __shared__ int slots[kMostPlaces];
-  __shared__ float weights[kMostPlaces], peaks[kMostMergeWarps], totals[kMostMergeWarps];
-  __shared__ float sums[kMostMergeWarps][256];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
-  const int packed_rows = p.T * p.H;
-  const int n = blockIdx.x / packed_rows, packed = blockIdx.x - n * packed_rows;
-  const int token = packed / p.H, head = packed - token * p.H, dim = blockIdx.y * 256;
-  const Line line(p);
-  const Sequence sequence = line.find(p, -1, n);
-  bf16_bits* out = p.out + n * p.out_sequence + token * p.out_token + head * p.out_head + dim;
-  float* lse = p.lse + n * p.lse_sequence + token * p.lse_token + head * p.lse_head;
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  if (token >= sequence.tree_size) {
-    if (warp == 0) reinterpret_cast<uint4*>(out)[lane] = make_uint4(0, 0, 0, 0);
-    if (blockIdx.y == 0 && threadIdx.x == 0) *lse = -kInfinity;
-    return;
-  }
-  const int block = packed / ROWS, row = packed - block * ROWS;
-
-  // Two places a chunk: a run is as long as a share at most, so it is cut in two at most.
-  const int chunks = (sequence.tiles + line.share - 1) / line.share, places = 2 * chunks;
-  const auto slot_of = [&](int place) {
-    const int chunk = place / 2, first = chunk * line.share;
-    const int length = min(line.share, sequence.tiles - first);
-    const int begin = sequence.begin + first * sequence.blocks + block * length;
-    const int cut = (begin / line.share + 1) * line.share;  // where the next block begins
-    if (place % 2 && cut >= begin + length) return static_cast<i64>(-1);
-    return line.slot(sequence, chunk * sequence.blocks + block, place % 2 ? cut : begin);
-  };
-  if (chunks == 1 && slot_of(1) < 0) return;
-
-  const bf16_bits* from = p.partial_out + static_cast<i64>(row) * kValueDim + dim + lane * 8;
-  float peak = -kInfinity;
-  for (int place = threadIdx.x; place < places; place += blockDim.x) {
-    const i64 slot = slot_of(place);
-    slots[place] = static_cast<int>(slot);
-    weights[place] = slot < 0 ? -kInfinity : p.partial_lse[slot * ROWS + row];
-    peak = fmaxf(peak, weights[place]);
-  }
-  for (int step = 16; step > 0; step /= 2) peak = fmaxf(peak, __shfl_xor_sync(~0u, peak, step));
-  if (lane == 0) peaks[warp] = peak;
-  __syncthreads();
-  for (int other = 0; other < warps; ++other) peak = fmaxf(peak, peaks[other]);
-  const float shift = peak == -kInfinity ? 0.0f : peak;
-  float total_weight = 0.0f, sum[8] = {};
-  const auto add = [&](int place) {
-    const i64 slot = slots[place];
-    const uint4 eight = *reinterpret_cast<const uint4*>(from + slot * ROWS * kValueDim);
-    const float weight = exp2_fast((weights[place] - shift) / kLn2);
-    total_weight += weight;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) sum[i] += weight * bf16_at(eight, i);
-  };
-#pragma unroll 8
-  for (int place = 2 * warp; place < places; place += 2 * warps) add(place);
-  for (int place = 2 * warp + 1; place < places; place += 2 * warps)
-    if (slots[place] >= 0) add(place);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) sums[warp][lane * 8 + i] = sum[i];
-  if (lane == 0) totals[warp] = total_weight;
-  __syncthreads();
-  float all = 0.0f;
-  for (int other = 0; other < warps; ++other) all += totals[other];
-  const float scale = all != 0.0f ? 1.0f / all : 0.0f;
-  for (int two = threadIdx.x; two < 128; two += blockDim.x) {
-    float low = 0.0f, high = 0.0f;
-    for (int other = 0; other < warps; ++other) {
-      low += sums[other][2 * two];
-      high += sums[other][2 * two + 1];
-    }
-    reinterpret_cast<u32*>(out)[two] = pack_bf16(low * scale, high * scale);
-  }
-  if (blockIdx.y == 0 && threadIdx.x == 0)
-    *lse = all != 0.0f ? peak + log2_fast(all) * kLn2 : -kInfinity;
 }

@@ -1,12 +1,14 @@
-"""The CUDA C++ implementation for Hopper: `csrc/tree_attention_sm90.cu` and how it is launched.
+"""The CUDA C++ implementation for Hopper: its two kernels and how they are launched.
 
-One block an SM; the device cuts the work itself, so that a launch depends on shapes only. The
-kernel is compiled once for each (rows of a block, page size, where the tree's rows lie).
+Few packed rows go to `csrc/tree_attention_sm90.cu`, many to `csrc/tree_attention_sm90_wide.cu`; see
+there for why. One block an SM; the device cuts the work itself, so that a launch depends on shapes
+only. A kernel is compiled once for each (rows of a block, page size, where the tree's rows lie).
 """
 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -23,20 +25,37 @@ if TYPE_CHECKING:
 
     from engine.kernels.tree_attention.problem import Problem
 
-SOURCE = "tree_attention_sm90.cu"
 ARCH = "sm_90a"
 CAPABILITY = (9, 0)
 VALUE_DIM, ROPE_DIM = 512, 64
-MOST_ROWS = 72  # packed rows of a block: what fits beside two tiles in shared memory
-ROW_STEP = 8  # the N of the matrix instructions
-NUM_THREADS = 512
-MERGE_DIMS = 256  # of a block of the merge, a warp for every MERGE_PARTS partial results of its row
-MERGE_PARTS, MOST_MERGE_WARPS = 8, 16
 KEYS = 64  # rows of a tile
-STAGES = 2
-NUM_BARRIERS = 23
+MOST_NARROW_ROWS = 216  # packed rows of a sequence from which on the wide kernel is faster
+ROW_STEP = 8  # packed rows of the narrow kernel: the N of the matrix instructions
+BARRIER_BYTES = 8
+MERGE_DIMS = 256  # of a block of the merge, a warp for every MERGE_PARTS partial results of its row
+MERGE_PARTS = 8
+LEAST_MERGE_WARPS, MOST_MERGE_WARPS = 2, 16
 ALIGNMENT = 8  # elements of a 16-byte copy
 LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A kernel and how it cuts a problem."""
+
+    source: str
+    rows: int  # packed rows of a block
+    num_threads: int
+    shared_bytes: int  # dynamic, of a block, as the source lays it out
+
+
+WIDE_CHUNKS = 9 + 2 * 8 + 1 + 2  # of 64 x 64: queries, two tiles, rope, weights of two warpgroups
+WIDE = Cut(
+    "tree_attention_sm90_wide.cu",
+    rows=64,
+    num_threads=384,
+    shared_bytes=WIDE_CHUNKS * KEYS * 64 * 2 + 2 * (2 * 64 + 4) * 4 + 14 * BARRIER_BYTES,
+)
 
 
 class Params(ctypes.Structure):
@@ -66,12 +85,11 @@ def run(problem: Problem) -> None:
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream(device)
         params = _params(problem, *_partial_results(problem))
-        attend, merge = _kernels(device, tuple(macros(problem).items()))
-        N, T, H, _ = problem.q.shape
-        shared = shared_bytes(rows_of_block(problem))
-        attend.launch(params, Launch((programs(problem), 1, 1), NUM_THREADS, shared), stream)
-        grid = (N * T * H, VALUE_DIM // MERGE_DIMS, 1)
-        merge.launch(params, Launch(grid, merge_threads(problem), follows_early=True), stream)
+        cut = cut_of(problem)
+        attend, merge = _kernels(device, cut, tuple(macros(problem).items()))
+        launch = Launch((programs(problem), 1, 1), cut.num_threads, cut.shared_bytes)
+        attend.launch(params, launch, stream)
+        merge.launch(params, merge_launch(problem), stream)
 
 
 def check(problem: Problem) -> None:
@@ -128,11 +146,23 @@ def _is_aligned(tensor: Tensor) -> bool:
     return tensor.data_ptr() % 16 == 0 and all(step % ALIGNMENT == 0 for step in steps)
 
 
-def rows_of_block(problem: Problem) -> int:
-    """Packed rows of a block: as few blocks as fit, and of equal size."""
+def cut_of(problem: Problem) -> Cut:
+    """Return the kernel for a problem's packed rows, a function of shapes alone."""
     packed = problem.q.shape[1] * problem.q.shape[2]
-    blocks = -(-packed // MOST_ROWS)
-    return -(-packed // (blocks * ROW_STEP)) * ROW_STEP
+    return WIDE if packed > MOST_NARROW_ROWS else narrow(packed)
+
+
+def narrow(packed: int) -> Cut:
+    """Return the kernel for few rows: as few blocks of rows as fit, and of equal size."""
+    blocks = -(-packed // 72)
+    rows = -(-packed // (blocks * ROW_STEP)) * ROW_STEP
+    queries = rows * (VALUE_DIM + ROPE_DIM) * 2
+    rope_stages = 1 if rows > KEYS else 2
+    tiles = 2 * KEYS * VALUE_DIM * 2 + rope_stages * KEYS * ROPE_DIM * 2
+    weights = rows // 8 * 1024
+    decays_peaks_flag = (2 * rows * 4 + 4 + 7) // 8 * 8
+    shared_bytes = queries + tiles + weights + decays_peaks_flag + 23 * BARRIER_BYTES
+    return Cut("tree_attention_sm90.cu", rows, 512, shared_bytes)
 
 
 def programs(problem: Problem) -> int:
@@ -141,21 +171,14 @@ def programs(problem: Problem) -> int:
     return num_sms(problem.q.device)
 
 
-def merge_threads(problem: Problem) -> int:
-    """Threads of a block of the merge: the more blocks of rows, the fewer parts a row has."""
-    packed = problem.q.shape[1] * problem.q.shape[2]
-    parts = programs(problem) * rows_of_block(problem) // packed
-    return 32 * min(max(parts // MERGE_PARTS, 1), MOST_MERGE_WARPS)
-
-
-def shared_bytes(rows: int) -> int:
-    """Dynamic shared memory of a block, as the source lays it out."""
-    queries = rows * (VALUE_DIM + ROPE_DIM) * 2
-    rope_stages = 1 if rows > KEYS else STAGES
-    tiles = STAGES * KEYS * VALUE_DIM * 2 + rope_stages * KEYS * ROPE_DIM * 2
-    weights = rows // 8 * 1024
-    decays_peaks_flag = (2 * rows * 4 + 4 + 7) // 8 * 8
-    return queries + tiles + weights + decays_peaks_flag + NUM_BARRIERS * 8
+def merge_launch(problem: Problem) -> Launch:
+    """Return the launch of the merge: the more rows, the fewer parts, and so warps, a row has."""
+    N, T, H, _ = problem.q.shape
+    items = N * -(-T * H // cut_of(problem).rows)
+    parts = programs(problem) // items
+    warps = min(max(parts // MERGE_PARTS, LEAST_MERGE_WARPS), MOST_MERGE_WARPS)
+    grid = (N * T * H, VALUE_DIM // MERGE_DIMS, 1)
+    return Launch(grid, 32 * warps, warps * MERGE_DIMS * 4, follows_early=True)
 
 
 def workspace_size(problem: Problem) -> int:
@@ -164,15 +187,15 @@ def workspace_size(problem: Problem) -> int:
     The values are bfloat16, two in the place of a float.
     """
     slots = 4 * programs(problem) + 2
-    return slots * rows_of_block(problem) * (VALUE_DIM // 2 + 1)
+    return slots * cut_of(problem).rows * (VALUE_DIM // 2 + 1)
 
 
 def macros(problem: Problem) -> dict[str, int]:
     """What the source is compiled with."""
-    rows = rows_of_block(problem)
-    return {
-        "ROWS": rows,
-        "SHARED_BYTES": shared_bytes(rows),
+    cut = cut_of(problem)
+    rows = {} if cut is WIDE else {"ROWS": cut.rows}
+    return rows | {
+        "SHARED_BYTES": cut.shared_bytes,
         "PAGE_SIZE": problem.page_size,
         "HYBRID": int(problem.tree_kv is not None),
     }
@@ -184,26 +207,25 @@ def kernels(problem: Problem, arch: int) -> tuple[Kernel, ...]:
         _check_rows(problem)
     except BackendError:
         return ()
-    defined = macros(problem)
-    key = tuple(defined.items())
+    cut, defined = cut_of(problem), macros(problem)
+    key = (cut.source, *defined.items())
 
     def attend() -> Binary:
-        cubin = compile_cubin(SOURCE, arch=ARCH, macros=defined)
-        return Binary(cubin, shared_bytes(defined["ROWS"]))
+        return Binary(compile_cubin(cut.source, arch=ARCH, macros=defined), cut.shared_bytes)
 
     def merge() -> Binary:
-        return Binary(compile_cubin(SOURCE, arch=ARCH, macros=defined), 0)
+        return Binary(compile_cubin(cut.source, arch=ARCH, macros=defined), 0)
 
     return (Kernel("tree_attention", arch, key, attend), Kernel("merge", arch, key, merge))
 
 
 @cache
 def _kernels(
-    device: torch.device, defined: tuple[tuple[str, int], ...]
+    device: torch.device, cut: Cut, defined: tuple[tuple[str, int], ...]
 ) -> tuple[CudaKernel, CudaKernel]:
     del device  # kernels are loaded for the current one
-    cubin = compile_cubin(SOURCE, arch=ARCH, macros=dict(defined))
-    attend = CudaKernel(cubin, "tree_attention", shared_bytes=shared_bytes(dict(defined)["ROWS"]))
+    cubin = compile_cubin(cut.source, arch=ARCH, macros=dict(defined))
+    attend = CudaKernel(cubin, "tree_attention", shared_bytes=cut.shared_bytes)
     return attend, CudaKernel(cubin, "merge")
 
 

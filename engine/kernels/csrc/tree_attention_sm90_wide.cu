@@ -1,0 +1,558 @@
+// Tree attention over paged latent rows for many packed rows, for sm_90a: S = Q K^T, O = P V.
+//
+// A block has 64 packed rows (tokens x heads), which stand in the M of the matrix instructions: the
+// value dims stand in N, 256 at once, so that a product of weights and values reads each value from
+// shared memory once, not once for every 64 dims as in tree_attention_sm90.cu.
+//
+// Grid: one block an SM, each with its share of the line (tree_attention_line.cuh).
+//
+// Warpgroups (128 threads each):
+//   0 loads   tiles, 16 bytes a thread and copy (cp.async), zeros for rows that are not live; any page
+//             size, page ids asked one tile ahead
+//   1, 2      take turns: one computes the scores of a tile and its softmax while the other has the
+//             tensor cores. Each adds the values of every tile in half of the dims, 64 x 256 in
+//             registers; weights go from one to the other through shared memory.
+//
+// Shared memory: queries 64 x 576 | values 2 x 64 x 512 | rope 64 x 64 | weights 2 x 64 x 64 | what
+// a tile changed, twice | barriers. All in chunks of 64 dims (keys) whose rows of 128 bytes are
+// swizzled by 128.
+// Barriers, each with a full and an empty side: half of the value dims of a stage, the rope, the
+// weights of either warpgroup. A half is loaded anew as soon as its warpgroup has added it.
+//
+// A row's shift is its running maximum, raised only when a score exceeds it by RISE. Tiles are
+// weighed in order, each with the maxima that the last one left; a warpgroup that raises some says
+// by how much, and the other scales what it has before it adds the tile.
+//
+// Source of the ideas: DeepSeek FlashMLA docs/20250422-new-kernel-deep-dive.md (two warpgroups in
+// turn, half of the output each, value from the key tile), FlashAttention-4 (rescaling only beyond a
+// threshold), ThunderMLA (no host schedule).
+//
+// Compile-time: PAGE_SIZE, HYBRID (tree rows beside the pages), SHARED_BYTES (what the launch asks
+// for, to be compared).
+
+#define BLOCK_ROWS 64
+
+#include "hopper.cuh"
+#include "tree_attention_line.cuh"
+#include "tree_attention_merge.cuh"
+
+constexpr int kHalfDims = kValueDim / 2;      // of a warpgroup
+constexpr int kHalfChunks = kHalfDims / 64;
+constexpr int kChunks = kValueDim / 64 + 1;   // the last one is rope
+constexpr int kChunkBytes = kKeys * 128;      // of 64 keys, of 64 queries, of weights
+constexpr int kStages = 2;
+constexpr int kScores = kKeys / 2;            // accumulator registers of 64 x 64 a thread
+constexpr int kValues = kHalfDims / 2;        // of 64 x 256
+constexpr float kRise = 8.0f;                 // RISE, in powers of two
+
+constexpr int kQueryOffset = 0;
+constexpr int kValueOffset = kQueryOffset + kChunks * kChunkBytes;
+constexpr int kRopeOffset = kValueOffset + kStages * 2 * kHalfChunks * kChunkBytes;
+constexpr int kWeightOffset = kRopeOffset + kChunkBytes;
+constexpr int kChangeOffset = kWeightOffset + 2 * kChunkBytes;
+constexpr int kBarrierOffset = kChangeOffset + 2 * (2 * 64 + 4) * 4;
+constexpr int kNumBarriers = 4 * kStages + 2 + 4;
+constexpr int kSharedBytes = kBarrierOffset + kNumBarriers * 8;
+static_assert(kSharedBytes <= 232448, "shared memory of a block on sm_90");
+#ifdef SHARED_BYTES
+static_assert(kSharedBytes == SHARED_BYTES, "shared memory the launch asks for");
+#endif
+
+template <int kThreads>
+__device__ __forceinline__ void named_barrier(int name) {
+  asm volatile("barrier.cta.sync %0, %1;" ::"r"(name), "n"(kThreads) : "memory");
+}
+
+// ---- matrix instructions ---------------------------------------------------------------------------
+
+#define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
+#define D32(i) D16(i), D16(i + 16)
+#define D128 D32(0), D32(32), D32(64), D32(96)
+#define L32                                                                                       \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"    \
+  "%25,%26,%27,%28,%29,%30,%31"
+#define L128                                                                                      \
+  L32                                                                                             \
+  ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54," \
+  "%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,"  \
+  "%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100," \
+  "%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,"    \
+  "%119,%120,%121,%122,%123,%124,%125,%126,%127"
+
+// d = a b + (keep ? d : 0), 64 x 64 x 16, both operands K-major in shared memory.
+__device__ __forceinline__ void multiply_scores(float (&d)[kScores], u64 a, u64 b, int keep) {
+  asm volatile(
+      "{\n.reg .pred keep;\nsetp.ne.b32 keep, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" L32 "}, %32, %33, keep, 1, 1, 0, 0;\n}"
+      : D32(0)
+      : "l"(a), "l"(b), "r"(keep));
+}
+
+// d += a b, 64 x 256 x 16, a K-major and b N-major in shared memory.
+__device__ __forceinline__ void multiply_values(float (&d)[kValues], u64 a, u64 b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" L128
+               "}, %128, %129, 1, 1, 1, 0, 1;"
+               : D128
+               : "l"(a), "l"(b));
+}
+
+// What is in flight until here may not be touched before.
+template <int kCount>
+__device__ __forceinline__ void matrix_results(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// ---- roles -----------------------------------------------------------------------------------------
+
+struct Barriers {
+  u32 base;
+
+  __device__ __forceinline__ u32 full(u32 stage, u32 half) const { return base + 16 * stage + 8 * half; }
+  __device__ __forceinline__ u32 empty(u32 stage, u32 half) const {
+    return base + 32 + 16 * stage + 8 * half;
+  }
+  __device__ __forceinline__ u32 rope_full() const { return base + 64; }
+  __device__ __forceinline__ u32 rope_empty() const { return base + 72; }
+  __device__ __forceinline__ u32 weights_full(u32 group) const { return base + 80 + 8 * group; }
+  __device__ __forceinline__ u32 weights_empty(u32 group) const { return base + 96 + 8 * group; }
+};
+
+// A warp copies rows 4 warp + i + 16 part, i and part below 4, eight lanes a row. Lane l of either
+// half finds row 4 warp + l % 4 + 16 (l / 4 % 4); the others ask it.
+__device__ __forceinline__ void load(const Params& p, u32 shared, const Barriers& barriers) {
+  const int thread = threadIdx.x & 127, lane = thread & 31, unit = thread & 7, key = thread >> 3;
+  const int own_key = 4 * (thread >> 5) + (lane & 3) + 16 * ((lane >> 2) & 3);
+  const u32 inside = key * 128 + ((unit ^ (key & 7)) << 4);
+  u32 count = 0;
+  Run run(p);
+  Piece piece;
+  while (run.next(p, piece)) {
+    prefetch_pages(p, piece);
+    int page = Row(piece.sequence, piece.first, own_key).page(p, piece.sequence);
+#pragma unroll 1
+    for (int tile = piece.first; tile < piece.last; ++tile, ++count) {
+      const u64 own = reinterpret_cast<u64>(
+          Row(piece.sequence, tile, own_key).address(p, piece.sequence, page));
+      if (tile + 1 < piece.last)
+        page = Row(piece.sequence, tile + 1, own_key).page(p, piece.sequence);
+      const bf16_bits* from[4];
+      u32 live_bytes[4];
+#pragma unroll
+      for (int part = 0; part < 4; ++part) {
+        const u64 row = __shfl_sync(~0u, own, (lane >> 3) + 4 * part);
+        live_bytes[part] = row ? 16 : 0;
+        from[part] = row ? reinterpret_cast<const bf16_bits*>(row) + unit * 8 : p.q;
+      }
+      const u32 stage = count % kStages, parity = ((count / kStages) & 1) ^ 1;
+      const u32 values = shared + kValueOffset + stage * 2 * kHalfChunks * kChunkBytes + inside;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        barrier_wait(barriers.empty(stage, half), parity);
+#pragma unroll
+        for (int chunk = half * kHalfChunks; chunk < (half + 1) * kHalfChunks; ++chunk)
+#pragma unroll
+          for (int part = 0; part < 4; ++part)
+            copy_16(values + chunk * kChunkBytes + part * 2048, from[part] + chunk * 64,
+                    live_bytes[part]);
+        barrier_arrive_after_copies(barriers.full(stage, half));
+      }
+      barrier_wait(barriers.rope_empty(), (count & 1) ^ 1);
+#pragma unroll
+      for (int part = 0; part < 4; ++part)
+        copy_16(shared + kRopeOffset + inside + part * 2048, from[part] + kValueDim,
+                live_bytes[part]);
+      barrier_arrive_after_copies(barriers.rope_full());
+    }
+  }
+}
+
+// Half of the queries of a piece.
+__device__ __forceinline__ void load_queries(const Params& p, const Piece& piece, u32 shared,
+                                             int half) {
+  const int thread = threadIdx.x & 127, unit = thread & 7, first = 32 * half + (thread >> 3);
+  int token = (piece.row + first) / p.H, head = piece.row + first - token * p.H;
+  const bf16_bits* base = p.q + piece.sequence.index * p.q_sequence + unit * 8;
+#pragma unroll 1
+  for (int row = first; row < 32 * (half + 1); row += 16) {
+    const bool live = token < piece.sequence.tree_size;
+    const bf16_bits* from = live ? base + token * p.q_token + head * p.q_head : p.q;
+    const u32 to = shared + kQueryOffset + row * 128 + ((unit ^ (row & 7)) << 4);
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk)
+      copy_16(to + chunk * kChunkBytes, from + chunk * 64, live ? 16u : 0u);
+    for (head += 16; head >= p.H; head -= p.H) ++token;
+  }
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  fence_async_proxy();
+}
+
+__device__ __forceinline__ void scale_values(const float (&decay)[2], float (&values)[kValues]) {
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) values[i] *= decay[i / 2 % 2];
+}
+
+// Running softmax of the two rows a thread holds 16 keys of, lane / 4 and lane / 4 + 8 of its warp.
+struct Softmax {
+  float peak[2], total[2];  // totals: of the thread's own keys
+
+  __device__ __forceinline__ void reset() {
+    peak[0] = peak[1] = -kInfinity;
+    total[0] = total[1] = 0.0f;
+  }
+
+  // Raise the peaks of a warp's rows where the highest score is too far above one: true then, and
+  // `decay` is what was added before has to be multiplied by.
+  __device__ __forceinline__ bool raise(const float (&highest)[2], float (&decay)[2]) {
+    // -inf + 8: the first score of a row rises.
+    const bool rises = highest[0] > peak[0] + kRise || highest[1] > peak[1] + kRise;
+    if (!__any_sync(~0u, rises)) return false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float raised = fmaxf(highest[h], peak[h]);
+      decay[h] = raised == -kInfinity ? 1.0f : exp2_fast(peak[h] - raised);
+      peak[h] = raised;
+      total[h] *= decay[h];
+    }
+    return true;
+  }
+
+  // Turn the scores of a tile into weights.
+  __device__ __forceinline__ void weigh(float (&scores)[kScores], float scale) {
+    // A row that has seen nothing yet keeps peak -inf; shifting by 0 keeps its weights at 0.
+    const float shift[2] = {peak[0] == -kInfinity ? 0.0f : peak[0],
+                            peak[1] == -kInfinity ? 0.0f : peak[1]};
+#pragma unroll
+    for (int i = 0; i < kScores; ++i)
+      scores[i] = exp2_fast(fmaf(scores[i], scale, -shift[i / 2 % 2]));
+#pragma unroll
+    for (int i = 0; i < kScores; i += 2) total[i / 2 % 2] += scores[i] + scores[i + 1];
+  }
+};
+
+// The highest score of either row, over all keys of a tile.
+__device__ __forceinline__ void find_highest(const float (&scores)[kScores], float scale,
+                                             float (&highest)[2]) {
+  highest[0] = highest[1] = -kInfinity;
+#pragma unroll
+  for (int i = 0; i < kScores; ++i) highest[i / 2 % 2] = fmaxf(highest[i / 2 % 2], scores[i]);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    highest[h] = fmaxf(highest[h], __shfl_xor_sync(~0u, highest[h], 1));
+    highest[h] = fmaxf(highest[h], __shfl_xor_sync(~0u, highest[h], 2)) * scale;
+  }
+}
+
+// Set what a row may not see to -inf. Element 4 g + 2 h + e: row lane / 4 + 8 h of the warp, key
+// 8 g + 2 (lane % 4) + e.
+__device__ __forceinline__ void hide(const Params& p, const Piece& piece, int tile, int row,
+                                     float (&scores)[kScores]) {
+  const u64 masks[2] = {visible_keys(p, piece, tile, row), visible_keys(p, piece, tile, row + 8)};
+  const int first = 2 * (threadIdx.x & 3);
+#pragma unroll
+  for (int i = 0; i < kScores; ++i)
+    if (!(masks[i / 2 % 2] >> (8 * (i / 4) + first + i % 2) & 1)) scores[i] = -kInfinity;
+}
+
+// A warpgroup that computes, one of two.
+struct Group {
+  const Params& p;
+  unsigned char* smem;
+  u32 shared, group;
+  Barriers barriers;
+  u32 count, weighed, followed;  // tiles so far; of them weighed here and by the other
+  Softmax softmax;
+  float values[kValues];
+
+  __device__ __forceinline__ static int warp() { return (threadIdx.x & 127) >> 5; }
+  __device__ __forceinline__ static int lane() { return threadIdx.x & 31; }
+  __device__ __forceinline__ static int row() { return 16 * warp() + (lane() >> 2); }
+  // [64] decays, [64] peaks, [4] whether a warp raised some.
+  __device__ __forceinline__ float* changes(u32 by) const {
+    return reinterpret_cast<float*>(smem + kChangeOffset) + by * (2 * 64 + 4);
+  }
+  __device__ __forceinline__ u32 weights_at(u32 of) const {
+    return opaque(shared) + kWeightOffset + of * kChunkBytes;
+  }
+
+  // Queue the product of the queries and tile number `number`, half by half as it comes.
+  __device__ __forceinline__ void start_scores(u32 number, float (&scores)[kScores]) const {
+    const u32 at = opaque(shared), stage = number % kStages, parity = (number / kStages) & 1;
+    const u64 queries = descriptor(at + kQueryOffset, 16, 1024, 1);
+    const u64 keys =
+        descriptor(at + kValueOffset + stage * 2 * kHalfChunks * kChunkBytes, 16, 1024, 1);
+    const u64 rope = descriptor(at + kRopeOffset, 16, 1024, 1);
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks - 1; ++chunk) {
+      if (chunk % kHalfChunks == 0) {
+        barrier_wait(barriers.full(stage, chunk / kHalfChunks), parity);
+        fence_async_proxy();
+      }
+#pragma unroll
+      for (int part = 0; part < 4; ++part)
+        multiply_scores(scores, queries + chunk * (kChunkBytes >> 4) + part * 2,
+                        keys + chunk * (kChunkBytes >> 4) + part * 2, chunk + part > 0);
+    }
+    barrier_wait(barriers.rope_full(), number & 1);
+    fence_async_proxy();
+#pragma unroll
+    for (int part = 0; part < 4; ++part)
+      multiply_scores(scores, queries + (kChunks - 1) * (kChunkBytes >> 4) + part * 2,
+                      rope + part * 2, 1);
+    matrix_commit();
+  }
+
+  // Queue the product of the weights of warpgroup `of` and this one's dims of tile `number`.
+  __device__ __forceinline__ void start_values(u32 number, u32 of) {
+    const u64 weights = descriptor(weights_at(of), 16, 1024, 1);
+    const u64 rows = descriptor(
+        opaque(shared) + kValueOffset +
+            (number % kStages * 2 + group) * kHalfChunks * kChunkBytes,
+        kChunkBytes, 1024, 1);
+#pragma unroll
+    for (int part = 0; part < kKeys / 16; ++part)
+      multiply_values(values, weights + part * 2, rows + (part * 2048 >> 4));
+    matrix_commit();
+  }
+
+  // The values of tile `number` and the weights of `of` have been added.
+  __device__ __forceinline__ void give_back(u32 number, u32 of) const {
+    if (lane() == 0) {
+      barrier_arrive(barriers.empty(number % kStages, group));
+      barrier_arrive(barriers.weights_empty(of));
+    }
+  }
+
+  // Wait for the weights of the other warpgroup and follow where it raised a peak.
+  __device__ __forceinline__ void follow(u32 other) {
+    barrier_wait(barriers.weights_full(other), followed & 1);
+    ++followed;
+    const float* changed = changes(other);
+    if (!uniform(reinterpret_cast<const int*>(changed)[128 + warp()])) return;
+    float decay[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      decay[h] = changed[row() + 8 * h];
+      softmax.peak[h] = changed[64 + row() + 8 * h];
+      softmax.total[h] *= decay[h];
+    }
+    scale_values(decay, values);
+  }
+
+  // Compute the scores of tile number `number`, what rows may not see hidden.
+  __device__ __forceinline__ void score(const Piece& piece, int tile, u32 number,
+                                        float (&scores)[kScores], float (&highest)[2]) const {
+    matrix_begin();
+    start_scores(number, scores);
+    matrix_wait<0>();
+    matrix_results(scores);
+    if (lane() == 0) barrier_arrive(barriers.rope_empty());
+    const int context_tiles = (piece.sequence.context_len + kKeys - 1) / kKeys;
+    if (tile >= context_tiles || (tile + 1) * kKeys > piece.sequence.context_len)
+      hide(p, piece, tile, row(), scores);
+    find_highest(scores, p.scale, highest);
+  }
+
+  // Turn scores into weights in shared memory; true where peaks have risen.
+  __device__ __forceinline__ bool weigh(float (&scores)[kScores], const float (&highest)[2],
+                                        float (&decay)[2]) {
+    const bool is_raised = softmax.raise(highest, decay);
+    softmax.weigh(scores, p.scale);
+    barrier_wait(barriers.weights_empty(group), (weighed & 1) ^ 1);
+    store_weights(scores);
+    float* changed = changes(group);
+    if (lane() == 0) reinterpret_cast<int*>(changed)[128 + warp()] = is_raised;
+    if (is_raised && (lane() & 3) == 0) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        changed[row() + 8 * h] = decay[h];
+        changed[64 + row() + 8 * h] = softmax.peak[h];
+      }
+    }
+    fence_async_proxy();
+    barrier_arrive(barriers.weights_full(group));
+    return is_raised;
+  }
+
+  // Start to add tile number `number`, the weights of `of`.
+  __device__ __forceinline__ void begin(u32 number, u32 of) {
+    matrix_results(values);
+    matrix_begin();
+    start_values(number, of);
+  }
+
+  __device__ __forceinline__ void end(u32 number, u32 of) {
+    matrix_wait<0>();
+    matrix_results(values);
+    give_back(number, of);
+  }
+
+  // Add the tile this warpgroup has weighed.
+  __device__ __forceinline__ void add(u32 number, bool is_raised, const float (&decay)[2]) {
+    if (is_raised) scale_values(decay, values);
+    barrier_wait(barriers.weights_full(group), weighed & 1);
+    ++weighed;
+    begin(number, group);
+    end(number, group);
+  }
+
+  __device__ __forceinline__ void store_weights(const float (&weights)[kScores]) const {
+    const int to_row = 16 * warp() + (lane() & 15), unit = lane() >> 4;
+#pragma unroll
+    for (int part = 0; part < kKeys / 16; ++part) {
+      const float* w = weights + 8 * part;
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                       weights_at(group) + to_row * 128 +
+                       (((2 * part + unit) ^ (to_row & 7)) << 4)),
+                   "r"(pack_bf16(w[0], w[1])), "r"(pack_bf16(w[2], w[3])),
+                   "r"(pack_bf16(w[4], w[5])), "r"(pack_bf16(w[6], w[7]))
+                   : "memory");
+    }
+  }
+
+  // All tiles of a piece: every other one is this warpgroup's to weigh.
+  __device__ __forceinline__ void walk(const Piece& piece) {
+    const u32 other = group ^ 1;
+    float scores[kScores], highest[2], decay[2];
+    int tile = piece.first + group;
+    if (group == 0) {
+      score(piece, tile, count, scores, highest);
+      add(count, weigh(scores, highest, decay), decay);
+      tile += 2;
+    }
+#pragma unroll 1
+    for (; tile < piece.last; tile += 2) {
+      const u32 number = count + (tile - piece.first);
+      bool is_raised;
+      if (group == 0) {
+        follow(other);
+        begin(number - 1, other);
+        end(number - 1, other);
+        score(piece, tile, number, scores, highest);
+        is_raised = weigh(scores, highest, decay);
+      } else {
+        score(piece, tile, number, scores, highest);
+        follow(other);
+        begin(number - 1, other);
+        is_raised = weigh(scores, highest, decay);  // while the last tile is being added
+        end(number - 1, other);
+      }
+      add(number, is_raised, decay);
+    }
+    if (tile - 1 < piece.last) {
+      const u32 number = count + (tile - 1 - piece.first);
+      follow(other);
+      begin(number, other);
+      end(number, other);
+    }
+    count += piece.last - piece.first;
+  }
+
+  // Divide by the totals of both warpgroups; write the log-sum-exps and this one's dims.
+  __device__ __forceinline__ void finish(const Piece& piece) {
+    float* totals = reinterpret_cast<float*>(smem + kWeightOffset);  // [2, 64], all has been read
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      softmax.total[h] += __shfl_xor_sync(~0u, softmax.total[h], 1);
+      softmax.total[h] += __shfl_xor_sync(~0u, softmax.total[h], 2);
+    }
+    named_barrier<256>(1);
+    if ((lane() & 3) == 0) {
+      totals[64 * group + row()] = softmax.total[0];
+      totals[64 * group + row() + 8] = softmax.total[1];
+    }
+    named_barrier<256>(1);
+    bf16_bits* to[2];
+    float by[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float total = totals[row() + 8 * h] + totals[64 + row() + 8 * h];
+      const int packed = piece.row + row() + 8 * h, token = packed / p.H, head = packed - token * p.H;
+      const bool seen = total != 0.0f && token < piece.sequence.tree_size;  // NaN is seen
+      const float lse = seen ? (softmax.peak[h] + log2_fast(total)) * kLn2 : -kInfinity;
+      by[h] = seen ? 1.0f / total : 0.0f;
+      float* lse_to = nullptr;
+      to[h] = nullptr;
+      if (!piece.is_whole) {
+        const i64 slot_row = static_cast<i64>(piece.slot) * BLOCK_ROWS + packed - piece.row;
+        lse_to = p.partial_lse + slot_row;
+        to[h] = p.partial_out + slot_row * kValueDim;
+      } else if (token < p.T) {
+        const i64 n = piece.sequence.index;
+        lse_to = p.lse + n * p.lse_sequence + token * p.lse_token + head * p.lse_head;
+        to[h] = p.out + n * p.out_sequence + token * p.out_token + head * p.out_head;
+      }
+      if (lse_to && group == 0 && (lane() & 3) == 0) *lse_to = lse;
+    }
+    // Four lanes hold eight dims of a row, four groups of them; each takes a group whole.
+#pragma unroll
+    for (int i = 0; i < kValues; i += 16)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        u32 v[4];
+#pragma unroll
+        for (int g = 0; g < 4; ++g)
+          v[g] = pack_bf16(values[i + 4 * g + 2 * h] * by[h], values[i + 4 * g + 2 * h + 1] * by[h]);
+        const bool high = lane() & 2, odd = lane() & 1;
+        u32 a = __shfl_xor_sync(~0u, high ? v[0] : v[2], 2);
+        u32 b = __shfl_xor_sync(~0u, high ? v[1] : v[3], 2);
+        v[0] = high ? a : v[0];
+        v[1] = high ? b : v[1];
+        v[2] = high ? v[2] : a;
+        v[3] = high ? v[3] : b;
+        a = __shfl_xor_sync(~0u, odd ? v[0] : v[1], 1);
+        b = __shfl_xor_sync(~0u, odd ? v[2] : v[3], 1);
+        const uint4 eight = odd ? make_uint4(a, v[1], b, v[3]) : make_uint4(v[0], a, v[2], b);
+        if (to[h])
+          *reinterpret_cast<uint4*>(to[h] + group * kHalfDims + 2 * i + 8 * (lane() & 3)) = eight;
+      }
+  }
+
+  __device__ __forceinline__ void run() {
+    Run run(p);
+    Piece piece;
+    while (run.next(p, piece)) {
+      named_barrier<256>(1);  // the last queries and totals have been read
+      load_queries(p, piece, shared, group);
+      named_barrier<256>(1);
+      softmax.reset();
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) values[i] = 0.0f;
+      walk(piece);
+      finish(piece);
+    }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(384, 1)
+    tree_attention(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char smem[];
+  const u32 shared = shared_address(smem);
+  const Barriers barriers{shared + kBarrierOffset};
+  if (threadIdx.x == 0) {
+    if (shared & 1023) __trap();  // the swizzle counts from addresses that are multiples of 1024
+    for (int i = 0; i < 2; ++i) {
+      for (int stage = 0; stage < kStages; ++stage) {
+        barrier_init(barriers.full(stage, i), 128);
+        barrier_init(barriers.empty(stage, i), 4);
+      }
+      barrier_init(barriers.weights_full(i), 128);
+      barrier_init(barriers.weights_empty(i), 8);
+    }
+    barrier_init(barriers.rope_full(), 128);
+    barrier_init(barriers.rope_empty(), 4);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  const int role = threadIdx.x >> 7;
+  if (role == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    load(p, shared, barriers);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    Group group{p, smem, shared, static_cast<u32>(uniform(role - 1)), barriers, 0, 0, 0};
+    group.run();
+  }
+}
