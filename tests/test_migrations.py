@@ -12,7 +12,7 @@ from db.models import Commit
 from db.session import check, downgrade, open_database, upgrade, writing
 
 TABLES = set(Commit.metadata.tables)
-HEAD = "0002"
+HEAD = "0003"
 
 
 def tables_at(url):
