@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import click
 
+from dashboard.cli_alerts import alerts
 from dashboard.cli_base import App
 from dashboard.cli_comment import comment
 from dashboard.cli_compare import compare
@@ -46,7 +47,7 @@ def main(ctx: click.Context, url: str) -> None:
     ctx.obj = App(url)
 
 
-for _command in (comment, compare, dashboard, db, detect, diagnose, doctor, ingest, run):
+for _command in (alerts, comment, compare, dashboard, db, detect, diagnose, doctor, ingest, run):
     main.add_command(_command)
 
 if __name__ == "__main__":

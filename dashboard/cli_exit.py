@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 from dashboard.asv_errors import AsvFailedError, AsvRunError
+from dashboard.cli_notices import NoticeError
 from dashboard.github_errors import GitHubInputError, GitHubServiceError
 from dashboard.words import case_name
 from db.compare import Verdict
@@ -71,6 +72,7 @@ ERRORS: Final[tuple[tuple[type[Exception], ExitCode], ...]] = (
     (AsvFailedError, ExitCode.FAILED),
     (AsvRunError, ExitCode.BAD_INPUT),
     (DbError, ExitCode.BAD_INPUT),
+    (NoticeError, ExitCode.INTERNAL),
     (GitHubInputError, ExitCode.BAD_INPUT),
     (GitHubServiceError, ExitCode.INTERNAL),
 )

@@ -55,9 +55,12 @@ class AlertState(enum.StrEnum):
     """Where an alert stands with the people who were told."""
 
     OPEN = "open"
-    ACKNOWLEDGED = "acknowledged"
-    RESOLVED = "resolved"
-    WITHDRAWN = "withdrawn"
+    ACKNOWLEDGED = "acknowledged"  # somebody has seen it
+    CONFIRMED = "confirmed"  # a re-run or a person says that it is real
+    EXPECTED = "expected"  # real, and the price of something wanted
+    FALSE_POSITIVE = "false positive"
+    FIXED = "fixed"
+    WITHDRAWN = "withdrawn"  # the detector does not find it any more
 
 
 class Role(enum.StrEnum):

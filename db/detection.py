@@ -1,16 +1,18 @@
 """Change points of every stored series, found anew and stored in one transaction.
 
 What is found again keeps its row and the time it was first seen; what is not found any more goes,
-unless somebody was alerted to it.
+or its alert is withdrawn if there is one. Alerts are opened and closed in the same transaction.
 """
 
 import datetime as dt
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from sqlalchemy import Engine, exists, select
+from sqlalchemy import Engine, select
 from sqlalchemy.orm import Session
 
+from db.alerts import reopen, update_alerts, withdraw
 from db.change_points import ChangePoint, detect_many
 from db.detection_inputs import lines
 from db.models import Alert, Commit, Revision, Series
@@ -47,14 +49,20 @@ def detect_all(engine: Engine) -> DetectionReport:
         report = DetectionReport(
             series=len(ids),
             change_points=causes.total(),
-            new=len(session.new),
-            gone=len(session.deleted),
+            new=_count(session.new),
+            gone=_count(session.deleted),
             causes=dict(causes),
         )
-        if report.new or report.gone or changed:
+        session.flush()
+        alerts = update_alerts(session, now)
+        if report.new or report.gone or changed or alerts:
             session.add(Revision(kind="detect", created_at=now, summary=asdict(report)))
         session.flush()
     return report
+
+
+def _count(rows: Iterable[object]) -> int:
+    return sum(isinstance(row, StoredPoint) for row in rows)
 
 
 def _found(session: Session) -> dict[int, dict[str, ChangePoint]]:
@@ -99,8 +107,11 @@ def _store(
         .where(StoredPoint.series_id == series_id)
     )
     stored = {row[0]: row[1] for row in rows}
+    watched = _alerts(session, series_id)
     for sha, point in points.items():
         row = stored.pop(sha, None)
+        if row is not None and row.id in watched:
+            reopen(session, watched[row.id], now)
         if row is None:
             commit_id = session.scalars(select(Commit.id).where(Commit.sha == sha)).one()
             row = StoredPoint(series_id=series_id, commit_id=commit_id, detected_at=now)
@@ -108,5 +119,17 @@ def _store(
         for name in FIELDS:
             setattr(row, name, getattr(point, name))
     for row in stored.values():
-        if not session.scalar(select(exists().where(Alert.change_point_id == row.id))):
+        if row.id in watched:
+            withdraw(session, watched[row.id], now)
+        else:
             session.delete(row)
+
+
+def _alerts(session: Session, series_id: int) -> dict[int, Alert]:
+    """Give the alerts of a series by their change point."""
+    query = (
+        select(Alert)
+        .join(StoredPoint, StoredPoint.id == Alert.change_point_id)
+        .where(StoredPoint.series_id == series_id)
+    )
+    return {alert.change_point_id: alert for alert in session.scalars(query)}

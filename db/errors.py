@@ -6,6 +6,7 @@
     ├── SchemaError           it answers, but its tables are not this version's
     ├── BusyError             others write all the time
     ├── IngestError           a file cannot be read; nothing of the call was written
+    ├── AlertError            no alert has that number, or it cannot go there
     ├── UnknownCommitError    no stored commit, or more than one, goes by that name
     └── UnknownSeriesError    no stored series has that id
 
@@ -35,6 +36,10 @@ class BusyError(DbError):
 
 class IngestError(DbError):
     """A file cannot be read as what it claims to be; nothing of the call was written."""
+
+
+class AlertError(DbError):
+    """No alert has the given number, or it cannot go to the given state."""
 
 
 class UnknownCommitError(DbError):

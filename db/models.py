@@ -19,6 +19,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
+from db.alert_models import AlertNotice
 from db.columns import (
     Base,
     Digest,
@@ -41,6 +42,7 @@ from db.triage_models import (
 __all__ = [
     "Alert",
     "AlertEvent",
+    "AlertNotice",
     "Annotation",
     "Benchmark",
     "Ceiling",

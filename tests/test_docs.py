@@ -33,7 +33,7 @@ def test_readme_lists_every_command(name):
 
 def test_readme_lists_no_command_that_does_not_exist():
     table = README.split("| command |")[1].split("\n\n")[0]
-    listed = re.findall(r"`((?:db )?[a-z]+)", table)
+    listed = re.findall(r"`((?:db |alerts )?[a-z]+)", table)
 
     assert set(listed) == set(COMMANDS)
 

@@ -1,0 +1,218 @@
+"""What is read of alerts: findings with their owner and history, precision, and what went stale."""
+
+import datetime as dt
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from scipy.special import betaincinv
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from db.alerts import LIVE
+from db.cases import jsonable
+from db.columns import AlertState
+from db.errors import AlertError
+from db.frames import with_names
+from db.models import (
+    Alert,
+    AlertEvent,
+    AlertNotice,
+    Benchmark,
+    ChangePoint,
+    Commit,
+    Machine,
+    Metric,
+    Result,
+    Revision,
+    Series,
+    User,
+)
+
+OF_THE_RUNNER: Final = frozenset({"environment", "clock", "hardware"})  # causes its owner answers
+REAL: Final = frozenset({AlertState.CONFIRMED, AlertState.EXPECTED})
+CONFIDENCE: Final = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class AlertStep:
+    """One step in the history of an alert."""
+
+    state: str
+    author: str | None  # None: the service itself
+    note: str | None
+    at: dt.datetime
+
+
+@dataclass(frozen=True, slots=True)
+class AlertView:
+    """An alert with the finding it is about."""
+
+    id: int
+    state: str
+    owner: str  # "runner h200" where a machine's keeper answers, else "commit 1a2b3c4d5e6f"
+    benchmark: str
+    params: str
+    machine: str
+    commit: str
+    cause: str
+    before: float
+    after: float
+    unit: str
+    relative_change: float
+    opened_at: dt.datetime
+    history: tuple[AlertStep, ...]
+
+    @property
+    def finding(self) -> tuple[str, str, str]:
+        """What alerts of one event share."""
+        return self.machine, self.commit, self.cause
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give plain values for strict JSON."""
+        return {
+            **jsonable(asdict(self)),
+            "opened_at": self.opened_at.isoformat(),
+            "history": [{**asdict(one), "at": one.at.isoformat()} for one in self.history],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """How often the detector was right, by what people said of its alerts."""
+
+    real: int
+    false_positives: int
+    unjudged: int
+
+    @property
+    def value(self) -> float | None:
+        """Share of the judged alerts that were real; None before anybody judged."""
+        judged = self.real + self.false_positives
+        return self.real / judged if judged else None
+
+    @property
+    def at_least(self) -> float:
+        """Lower end of its one-sided interval (Clopper and Pearson)."""
+        if not self.real:
+            return 0.0
+        return float(betaincinv(self.real, self.false_positives + 1, 1.0 - CONFIDENCE))
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """Data that nobody added to for longer than was allowed."""
+
+    what: str  # "runner h200" or "database"
+    newest: dt.datetime
+    hours: float
+
+
+def alerts(session: Session, states: Collection[AlertState] = LIVE) -> list[AlertView]:
+    """List the alerts in the given states, the newest commit and the largest change first."""
+    query = (
+        with_names(select(Alert, ChangePoint, Series, Benchmark, Metric, Machine, Commit))
+        .join(ChangePoint, ChangePoint.series_id == Series.id)
+        .join(Alert, Alert.change_point_id == ChangePoint.id)
+        .join(Commit, Commit.id == ChangePoint.commit_id)
+        .where(Alert.state.in_(list(states)))
+        .order_by(Commit.committed_at.desc(), Alert.id)
+    )
+    rows = session.execute(query).all()
+    steps = _steps(session)
+    found = [
+        AlertView(
+            id=alert.id,
+            state=alert.state.value,
+            owner=_owner(point.cause, machine.name, commit.sha),
+            benchmark=benchmark.name,
+            params=line.params,
+            machine=machine.name,
+            commit=commit.sha,
+            cause=point.cause,
+            before=point.before,
+            after=point.after,
+            unit=metric.unit,
+            relative_change=point.relative_change,
+            opened_at=alert.opened_at,
+            history=tuple(steps[alert.id]),
+        )
+        for alert, point, line, benchmark, metric, machine, commit in rows
+    ]
+    commits = {view.commit: place for place, view in reversed(list(enumerate(found)))}
+    return sorted(found, key=lambda view: (commits[view.commit], -abs(view.relative_change)))
+
+
+def alert(session: Session, alert_id: int) -> AlertView:
+    """Give one alert.
+
+    Raises
+    ------
+    AlertError
+        No alert has that number.
+    """
+    for view in alerts(session, list(AlertState)):
+        if view.id == alert_id:
+            return view
+    raise AlertError(f"alert: expected the number of a stored one, got {alert_id}")
+
+
+def untold(session: Session, channel: str) -> list[AlertView]:
+    """List what somebody must hear of and was not sent to a channel yet.
+
+    Nobody is told of the code before a re-run or a person confirmed it; a runner's keeper is told
+    at once, as no re-run on the same runner says more.
+    """
+    told = set(
+        session.scalars(select(AlertNotice.alert_id).where(AlertNotice.channel == channel)).all()
+    )
+    return [
+        view
+        for view in alerts(session)
+        if view.id not in told
+        and (view.state == AlertState.CONFIRMED.value or view.cause in OF_THE_RUNNER)
+    ]
+
+
+def precision(session: Session) -> Precision:
+    """Count what people said last of each alert; what the service did by itself says nothing."""
+    last: dict[int, AlertState] = {}
+    judged = [*REAL, AlertState.FALSE_POSITIVE]
+    query = select(AlertEvent).where(AlertEvent.state.in_(judged), AlertEvent.user_id.is_not(None))
+    for event in session.scalars(query.order_by(AlertEvent.id)):
+        last[event.alert_id] = event.state
+    real = sum(state in REAL for state in last.values())
+    total = session.scalar(select(func.count()).select_from(Alert)) or 0
+    return Precision(real, len(last) - real, total - len(last))
+
+
+def stale(session: Session, *, hours: float, now: dt.datetime) -> list[Stale]:
+    """Name every runner that measured nothing for so long, and the database if nothing came."""
+    newest = select(Machine.name, func.max(Result.started_at_ms)).join(
+        Series, Series.machine_id == Machine.id
+    )
+    query = newest.join(Result, Result.series_id == Series.id).group_by(Machine.name)
+    seen = {
+        f"runner {name}": dt.datetime.fromtimestamp(started / 1e3, dt.UTC)
+        for name, started in session.execute(query.order_by(Machine.name))
+        if started is not None
+    }
+    ingested = session.scalar(select(func.max(Revision.created_at)))
+    if ingested is not None:
+        seen["database"] = ingested
+    ages = {what: (now - at).total_seconds() / 3600.0 for what, at in seen.items()}
+    return [Stale(what, seen[what], age) for what, age in ages.items() if age > hours]
+
+
+def _owner(cause: str, machine: str, commit: str) -> str:
+    return f"runner {machine}" if cause in OF_THE_RUNNER else f"commit {commit[:12]}"
+
+
+def _steps(session: Session) -> dict[int, list[AlertStep]]:
+    query = select(AlertEvent, User.email).outerjoin(User, User.id == AlertEvent.user_id)
+    found: dict[int, list[AlertStep]] = defaultdict(list)
+    for event, email in session.execute(query.order_by(AlertEvent.id)):
+        one = AlertStep(event.state.value, email, event.note, event.created_at)
+        found[event.alert_id].append(one)
+    return found
