@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from engine.config import TargetConfig
-from engine.kernels import tree_attention
+from engine.kernels import mla_rows, tree_attention
 from engine.layers import Rotation, accumulation_dtype, linear, rms_norm, rotate_interleaved
 from engine.quantized import Weight, dense
 from engine.tree_scratch import TreeScratch
@@ -29,13 +29,10 @@ LATENT_NORM_EPS = 1e-6  # of the norms inside MLA; the published model code igno
 
 
 class RowStore(Protocol):
-    """What attention needs of a cache: to write rows of a layer and to hand out its pages."""
-
-    def write(self, layer: int, slots: Tensor, rows: Tensor) -> None:
-        """Store `rows` [n, D] of one layer at `slots` [n] int64."""
+    """What attention needs of a cache: its pages, to write rows to and to read them."""
 
     def layer(self, layer: int) -> Tensor:
-        """Return the pages of one layer, [P, L, D], a view."""
+        """Return the pages of one layer, [P, L, D], a contiguous view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +46,7 @@ class AttentionPlan:
     cache: RowStore
     scratch: TreeScratch | None  # where the rows are written; None = in the cache
     backend: str
+    rows_backend: str
     slots: Tensor  # [M] int64, in the scratch or the cache
     padded_index: Tensor | None  # [M] int64, into N * T
     page_table: Tensor  # [N, max_pages] int32
@@ -56,9 +54,10 @@ class AttentionPlan:
     ancestor_bits: Tensor  # [N, T, W] int32
     tree_sizes: Tensor  # [N] int32
 
-    def write(self, layer: int, rows: Tensor) -> None:
-        """Store the latent `rows` [M, D] of one layer in scratch or cache (mutated)."""
-        (self.cache if self.scratch is None else self.scratch).write(layer, self.slots, rows)
+    def storage(self, layer: int) -> Tensor:
+        """Return the rows of one layer that `slots` count, [S, D], a view of scratch or cache."""
+        rows = self.cache.layer(layer) if self.scratch is None else self.scratch.rows[layer]
+        return rows.flatten(0, 1)
 
     def tree_kv(self, layer: int) -> Tensor | None:
         """Return the trees' rows of one layer, [N, T, D]; None if they lie in pages."""
@@ -96,9 +95,9 @@ class Mla:
     def __call__(self, x: Tensor, rotation: Rotation, plan: AttentionPlan, layer: int) -> Tensor:
         """Write the latent rows of `x` [M, hidden] and attend, absorbed; [M, hidden]."""
         tree_kv = plan.tree_kv(layer)  # first, since it refuses trees its scratch has no room for
-        plan.write(layer, self.latent_rows(x, rotation))
+        queries = self._rows_and_queries(x, rotation, plan, layer)
         out, _ = tree_attention(
-            plan.pad(self.absorbed_queries(x, rotation)),
+            plan.pad(queries),
             plan.cache.layer(layer),
             plan.page_table,
             plan.context_lens,
@@ -109,7 +108,9 @@ class Mla:
             tree_kv=tree_kv,
             backend=plan.backend,
         )
-        values = torch.einsum("mhc,hvc->mhv", plan.pack(out), self._up_values())
+        latent = plan.pack(out).transpose(0, 1)  # [H, M, kv_lora]
+        values = x.new_empty(len(x), self.config.num_attention_heads, self.config.v_head_dim)
+        torch.bmm(latent, self._up_values().transpose(1, 2), out=values.transpose(0, 1))
         return linear(values.flatten(1), self.o_proj)
 
     def naive(self, x: Tensor, rotation: Rotation) -> Tensor:
@@ -128,16 +129,38 @@ class Mla:
 
     def queries(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Return `q_nope` [M, H, nope] and the rotated `q_rope` [M, H, rope]."""
-        if self.q_a_proj is not None and self.q_a_layernorm is not None:
-            x = rms_norm(linear(x, self.q_a_proj), self.q_a_layernorm, LATENT_NORM_EPS)
-        q = linear(x, self.q_proj).view(len(x), -1, self.config.qk_head_dim)
-        q_nope, q_rope = _cut(q, self.config.qk_nope_head_dim)
+        q_nope, q_rope = _cut(self._projected_queries(x), self.config.qk_nope_head_dim)
         return q_nope, rotate_interleaved(q_rope, rotation)
 
-    def absorbed_queries(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """Return queries against latent rows, [M, H, D]."""
-        q_nope, q_rope = self.queries(x, rotation)
-        return torch.cat((torch.einsum("mhk,hkc->mhc", q_nope, self._up_keys()), q_rope), dim=-1)
+    def _projected_queries(self, x: Tensor) -> Tensor:
+        """Return the queries of `x` before they are rotated, [M, H, qk_head_dim]."""
+        if self.q_a_proj is not None and self.q_a_layernorm is not None:
+            x = rms_norm(linear(x, self.q_a_proj), self.q_a_layernorm, LATENT_NORM_EPS)
+        return linear(x, self.q_proj).view(len(x), -1, self.config.qk_head_dim)
+
+    def _rows_and_queries(
+        self, x: Tensor, rotation: Rotation, plan: AttentionPlan, layer: int
+    ) -> Tensor:
+        """Store the latent rows of `x` and return queries against such rows, [M, H, D]."""
+        config = self.config
+        q = self._projected_queries(x)  # [M, H, nope + rope], not rotated yet
+        absorbed = q.new_empty(*q.shape[:2], config.latent_dim)
+        latent = absorbed[..., : config.kv_lora_rank].transpose(0, 1)  # [H, M, kv_lora]
+        q_nope = q[..., : config.qk_nope_head_dim].transpose(0, 1)
+        torch.bmm(q_nope, self._up_keys(), out=latent)
+        mla_rows(
+            linear(x, self.kv_a_proj_with_mqa),
+            self.kv_a_layernorm,
+            q,
+            rotation.cos,
+            rotation.sin,
+            plan.slots,
+            eps=LATENT_NORM_EPS,
+            rows=plan.storage(layer),
+            out=absorbed,
+            backend=plan.rows_backend,
+        )
+        return absorbed
 
     def latent_rows(self, x: Tensor, rotation: Rotation) -> Tensor:
         """Return the cache rows `[c_kv ; k_rope]` of `x`, [M, D]."""

@@ -52,6 +52,11 @@ class Backends:
         _check_backend("attention_backend", self.attention, "tree_attention")
         _check_backend("moe_backend", self.moe, "grouped_experts")
 
+    @property
+    def rows(self) -> str:
+        """Which implementation of `mla_rows` stands beside that of attention."""
+        return "reference" if self.attention == "reference" else "triton"
+
     @classmethod
     def of(cls, config: EngineConfig) -> "Backends":
         """Return what an engine's configuration names."""
@@ -134,6 +139,7 @@ def plan_pass(
         cache=cache,
         scratch=scratch,
         backend=backends.attention,
+        rows_backend=backends.rows,
         slots=_slots(cache, seqs, sizes, scratch),
         padded_index=_padded_index(sizes, device),
         page_table=cache.page_table(seqs, max_pages=_table_width(cache, seqs, widens_table)),

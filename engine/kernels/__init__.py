@@ -17,6 +17,8 @@ from engine.kernels.grouped_experts import (
     experts_workspace_size,
     grouped_experts,
 )
+from engine.kernels.mla_rows import OP as _MLA_ROWS
+from engine.kernels.mla_rows import MlaRowsCase, mla_rows
 from engine.kernels.op import Binary, Case, Cost, Kernel, Op, Tolerance
 from engine.kernels.tree_attention import OP as _TREE_ATTENTION
 from engine.kernels.tree_attention import (
@@ -29,7 +31,7 @@ from engine.kernels.tree_attention import (
 from engine.kernels.tree_attention.ladder import ladder_attention, ladder_programs
 
 OPS: dict[str, Op[Any]] = {
-    op.name: op for op in (_TREE_ATTENTION, _GROUPED_EXPERTS, _CHOOSE_EXPERTS)
+    op.name: op for op in (_TREE_ATTENTION, _GROUPED_EXPERTS, _CHOOSE_EXPERTS, _MLA_ROWS)
 }
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "Cost",
     "GroupedExpertsCase",
     "Kernel",
+    "MlaRowsCase",
     "Op",
     "Tolerance",
     "TreeAttentionCase",
@@ -52,6 +55,7 @@ __all__ = [
     "ladder_attention",
     "ladder_programs",
     "launched_programs",
+    "mla_rows",
     "tree_attention",
     "workspace_size",
 ]

@@ -1,0 +1,116 @@
+"""What MLA rotates and stores before it attends: latent rows and the rotated part of queries.
+
+For row m at the angles (cos, sin)[m], with C value dims and R = D - C rotated ones::
+
+    rows[slots[m]]    = [ RMS(kv_a[m, :C]) * norm_weight ; rot_m(kv_a[m, C:]) ]         [D]
+    out[m, h, C:]     = rot_m(queries[m, h, -R:])                              for every head h
+
+`rot` turns the pairs (2i, 2i + 1). The first C dims of `out` are somebody else's: queries absorbed
+into the latent space. A kernel of our own because it is a norm, two rotations, two concatenations
+and a scatter of a few kilobytes, some fifteen launches in every layer: one launch, bound by nothing
+else. Sums and products in float32 (float64 for float64), rounded once.
+
+Backends: `reference` (PyTorch), `triton` (bfloat16, float16, float32).
+
+Source: arXiv 2412.19437 §2.1.1.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from engine.kernels.mla_rows.cases import (
+    CASES,
+    PRODUCTION,
+    MlaRowsCase,
+    cost,
+    inputs,
+    tolerance,
+)
+from engine.kernels.mla_rows.problem import pose
+from engine.kernels.mla_rows.reference import run as _run_reference
+from engine.kernels.op import Backend, Build, Op
+from engine.kernels.registry import backend_named, given, later
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.kernels.op import Kernel
+
+__all__ = ["OP", "MlaRowsCase", "mla_rows"]
+
+_WHAT = "rows backend"  # as refusals call it
+_BACKENDS: dict[str, Backend] = {
+    "reference": Backend(run=_run_reference),
+    "triton": Backend(
+        run=later("mla_rows.triton_rows", "run"),
+        build=Build((90, 100, 120), later("mla_rows.triton_rows", "kernels")),
+    ),
+}
+
+
+def mla_rows(
+    kv_a: Tensor,
+    norm_weight: Tensor,
+    queries: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slots: Tensor,
+    *,
+    eps: float,
+    rows: Tensor,
+    out: Tensor,
+    backend: str,
+) -> None:
+    """Write latent rows at their slots, and the rotated part of the queries.
+
+    Parameters
+    ----------
+    kv_a : [M, D] bfloat16, float16, float32 or float64, last dim contiguous
+    norm_weight : [C] of its dtype
+    queries : [M, H, at least R] of its dtype, last dim contiguous
+        The last R dims of a head are rotated, the others not looked at.
+    cos, sin : [M, R / 2] float32, float64 for float64 rows
+    slots : [M] int64
+        Distinct rows of `rows`, trusted.
+    eps : float
+        Added to the mean square.
+    rows : [S, D] of kv_a's dtype, last dim contiguous
+        Storage of one layer; mutated at `slots` only.
+    out : [M, H, D] of kv_a's dtype, last dim contiguous
+        Mutated in the last R dims only.
+    backend : str
+        Name in `OPS["mla_rows"].implementations`.
+
+    Raises
+    ------
+    ShapeError
+        Shapes, dtypes, layouts or devices are not as above.
+    BackendError
+        The backend is unknown or cannot run here.
+    """
+    run = backend_named(_BACKENDS, backend, _WHAT).run
+    problem = pose(kv_a, norm_weight, queries, cos, sin, slots, eps=eps, rows=rows, out=out)
+    if len(kv_a):
+        run(problem)
+
+
+def _kernels(name: str, arch: int, **arguments: Any) -> tuple[Kernel, ...]:
+    """Return what a backend launches on an architecture for these arguments."""
+    build: Build = given(name, "kernels", backend_named(_BACKENDS, name, _WHAT).build)
+    return build.kernels(pose(**arguments), arch)
+
+
+OP: Op[MlaRowsCase] = Op(
+    name="mla_rows",
+    reference=partial(mla_rows, backend="reference"),
+    implementations={name: partial(mla_rows, backend=name) for name in _BACKENDS},
+    archs={name: backend.build.archs for name, backend in _BACKENDS.items() if backend.build},
+    kernels=_kernels,
+    cases=CASES,
+    production=PRODUCTION,
+    inputs=inputs,
+    cost=cost,
+    tolerance=tolerance,
+)
