@@ -2,8 +2,8 @@
 
 For each context and attention backend the step's time, then stage by stage beside the floor: the
 bytes a stage must read, or the products it must do, at the rates measured in this process. Weights
-are drawn once for all contexts of a preset. Last, what one step asks of the device: launches, waits
-and the share of its time in which some kernel ran.
+are drawn once for all contexts of a preset. Then what a chunk of a prompt takes there, and what one
+step asks of the device: launches, waits and the share of its time in which some kernel ran.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from engine import (
 )
 from engine.device import wait_for
 from engine.presets import RANKS, random_rank
+from engine.verify import append_chain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,6 +63,7 @@ class Layout:
     moe_backend: str
     num_steps: int
     graphs: str
+    prefill_chunk: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class Planted:
             attention_backend=backend,
             moe_backend=layout.moe_backend,
             graphs=layout.graphs,
-            max_context=context + ahead,
+            max_context=context + ahead + layout.prefill_chunk,
         )
         continuation = [0] * ahead
         drafter = PlantedDrafter(models.drafter, [continuation], layout.commit_length)
@@ -101,6 +103,23 @@ class Planted:
         started_s = time.perf_counter()
         self.engine.step(self.batch)
         wait_for(self.engine.target.device)
+        return time.perf_counter() - started_s
+
+    def prefill(self, num_tokens: int) -> float:
+        """Run a chunk of a prompt behind the context and return the target's seconds for it."""
+        engine, (seq,) = self.engine, self.batch.seqs
+        drafter = engine.drafter
+        self.engine.rewind(self.batch, self.snapshot)
+        started_s = time.perf_counter()
+        append_chain(
+            engine.target,
+            self.batch.cache,
+            seq,
+            [0] * num_tokens,
+            backends=engine.backends,
+            tap_ids=() if drafter is None else drafter.config.target_layer_ids,
+        )
+        wait_for(engine.target.device)
         return time.perf_counter() - started_s
 
 
@@ -151,6 +170,11 @@ def _of_step(planted: Planted, context: int, ceilings: Ceilings, layout: Layout)
         f"{context:8} {engine.config.attention_backend:14} {step_s * 1e3:9.3f} "
         f"{whole_s * 1e3:7.3f} {step_s / whole_s:6.2f}  {'  '.join(parts)}"
     )
+    chunk = layout.prefill_chunk
+    chunk_s = min(planted.prefill(chunk) for _ in range(2)) if chunk else 0.0
+    if chunk:
+        rate = chunk / chunk_s
+        yield f"{'':8} prefill: {chunk} tokens in {chunk_s * 1e3:.1f} ms, {rate:.0f} a second"
     asked = counted(planted)
     yield (
         f"{'':8} commits {result.commit_lengths[0]}, {asked.launches} launches, "
@@ -224,6 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--moe-backend", default="triton")
     parser.add_argument("--graphs", default="cuda" if DEVICE == "cuda" else "off")
     parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--prefill-chunk", type=int, default=512, help="tokens; 0 leaves it out")
     asked = parser.parse_args(arguments)
     layout = Layout(
         page_size=asked.page_size,
@@ -232,6 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         moe_backend=asked.moe_backend,
         num_steps=asked.steps,
         graphs=asked.graphs,
+        prefill_chunk=asked.prefill_chunk,
     )
     for name in asked.presets:
         started_s = time.perf_counter()

@@ -17,7 +17,7 @@ from tests.ranks import SMALL
 CEILINGS = Ceilings(1e9, 1e12, "measured", "bfloat16")
 LAYOUT = Layout(
     page_size=16, cache_layout="paged", commit_length=8, moe_backend="reference", num_steps=2,
-    graphs="buffers",
+    graphs="buffers", prefill_chunk=16,
 )  # fmt: skip
 
 
@@ -43,7 +43,8 @@ def test_every_context_and_backend_has_its_step_beside_its_stages(models):
     title, *lines = rows(models, [64, 100], ["reference"], LAYOUT)
 
     assert title.split()[:2] == ["context", "backend"]
-    steps, asked = lines[::2], lines[1::2]
+    steps, chunks, asked = lines[::3], lines[1::3], lines[2::3]
+    assert all(" prefill: 16 tokens in " in line for line in chunks)
     assert [line.split()[:2] for line in steps] == [["64", "reference"], ["100", "reference"]]
     for line in steps:
         step_ms, floor_ms, times = map(float, line.split()[2:5])
