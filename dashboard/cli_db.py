@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dashboard.cli_base import App, json_option, machine_option, pass_app, print_json
 from db import session
+from db.backup import backup as write_backup
+from db.backup import restore as read_backup
 from db.exclusions import Selection, exclusions
 from db.exclusions import exclude as exclude_results
 from db.exclusions import include as include_results
+from db.retention import prune as prune_results
 
 if TYPE_CHECKING:
     from db.models import Exclusion
@@ -43,6 +49,58 @@ def check(app: App) -> None:
     """
     session.check(app.url)
     click.echo("database: its tables are this version's")
+
+
+@db.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@pass_app
+def backup(app: App, file: Path) -> None:
+    """Copy all that is stored into one new SQLite file, while others read and write.
+
+    Example: ddtree-bench db backup 2026-03-01.db
+    """
+    with app.engine(must_exist=True) as engine:
+        rows = write_backup(engine, file)
+    click.echo(f"backup: {sum(rows.values())} rows of {len(rows)} tables in {file}")
+
+
+@db.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@pass_app
+def restore(app: App, file: Path) -> None:
+    """Put a backup into an empty database, SQLite or PostgreSQL.
+
+    Example: ddtree-bench db restore 2026-03-01.db
+    """
+    with app.engine(must_exist=False) as engine:
+        rows = read_backup(file, engine)
+    click.echo(f"restore: {sum(rows.values())} rows of {len(rows)} tables from {file}")
+
+
+@db.command()
+@click.option("--before", required=True, type=click.DateTime(["%Y-%m-%d"]), help="Commits' date.")
+@click.option("--dry-run", is_flag=True, help="Say what would go, and keep it.")
+@json_option
+@pass_app
+def prune(app: App, *, before: dt.datetime, dry_run: bool, as_json: bool) -> None:
+    """Let go of samples of old results, and of old results beside the main branch.
+
+    Histories keep their points. Kept whole are results around change points, the newest of every
+    series, and what somebody excluded or annotated.
+
+    Example: ddtree-bench db prune --before 2025-12-31 --dry-run
+    """
+    with app.engine(must_exist=True) as engine:
+        report = prune_results(engine, before.replace(tzinfo=dt.UTC), dry_run=dry_run)
+    if as_json:
+        print_json(asdict(report))
+        return
+    gone = "would go" if dry_run else "gone"
+    click.echo(
+        f"{report.old} results are older, {report.kept_whole} of them are kept whole; {gone}: "
+        f"{report.samples} samples, those of {report.windows} windows, {report.results} results "
+        "beside the main branch"
+    )
 
 
 @db.command()

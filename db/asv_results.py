@@ -34,6 +34,7 @@ STATS = (
     "stats_repeat",
 )
 NUMBERS = ("result", *STATS)
+COUNTS = frozenset({"stats_number", "stats_repeat"})
 # What an existing environment is called by: its version is the machine's, not the commit's.
 UNDECLARED_PYTHON = re.compile(r"(same|python\d?(\.exe)?)?")
 END_OF_TIME_MS = 253_402_300_800_000  # year 10000, which datetime does not have
@@ -269,9 +270,9 @@ def digest_of_cell(
 
 
 def _refuse_no_counts(values: Sequence[float | None], where: str) -> None:
-    wrong = next((one for one in values if one is not None and not 0 <= one <= MOST_COUNT), None)
-    if wrong is not None:
-        raise IngestError(f"{where}: expected 0..{MOST_COUNT}, got {wrong}")
+    known = [one for one in values if one is not None]
+    if known and not (min(known) >= 0 and max(known) <= MOST_COUNT):
+        raise IngestError(f"{where}: expected 0..{MOST_COUNT}, got {min(known)}..{max(known):.6g}")
 
 
 def _numbers(value: object, count: int, column: str, where: str) -> Sequence[float | None]:
@@ -285,7 +286,8 @@ def _numbers(value: object, count: int, column: str, where: str) -> Sequence[flo
     if not kinds <= NUMERIC:
         wrong = next(one for one in listed if type(one) not in NUMERIC)
         raise IngestError(f"{where}: {column}: expected numbers or null, got {name_of(wrong)}")
-    return [_as_float(one) for one in listed] if int in kinds else listed
+    # Counts stay whole: they are most of what is, and are held to their column's width later.
+    return [_as_float(one) for one in listed] if int in kinds and column not in COUNTS else listed
 
 
 def _as_float(value: float | None) -> float | None:
