@@ -10,14 +10,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, select, true, update
 
-from db.frames import AnyRow
+from db.frames import AnyRow, AnySelect
 from db.joining import Span, assign, contains, span_of
 from db.labels import canonical_params
 from db.models import Benchmark, Commit, Machine, Result, Run, Sample, Series, Window
 from db.registry import table_of
 from db.repository import Repository
+from db.session import chunks
 
 
 def join_windows(connection: Connection, repository: Repository | None) -> int:
@@ -27,20 +28,36 @@ def join_windows(connection: Connection, repository: Repository | None) -> int:
     ).all()
     if not windows:
         return 0
-    candidates = _candidates(connection, sorted({window.benchmark for window in windows}))
     told = [window for window in windows if window.claimed_commit is not None]
     untold = [window for window in windows if window.claimed_commit is None]
-    joined = _by_claim(told, candidates)
+    joined = _by_claim(told, _candidates(connection, told))
     if repository is not None:
-        joined |= _by_samples(connection, untold, candidates, repository)
+        joined |= _by_samples(connection, untold, _candidates(connection, untold), repository)
     if joined:
         _apply(connection, [window for window in windows if window.id in joined], joined)
     return len(joined)
 
 
-def _candidates(connection: Connection, benchmarks: Sequence[str]) -> dict[str, list[AnyRow]]:
-    """Give the results that windows of these benchmarks may belong to, by benchmark."""
-    query = (
+def _candidates(connection: Connection, windows: Sequence[AnyRow]) -> dict[str, list[AnyRow]]:
+    """Give the results that these windows may belong to, by benchmark.
+
+    Of windows that were told their commit, only those of these commits: a window that fits nothing
+    is tried with every ingestion, and a history may have millions of results by then.
+    """
+    benchmarks = sorted({window.benchmark for window in windows})
+    commits = {window.claimed_commit for window in windows}
+    by_commit = [] if None in commits else chunks(sorted(commits))
+    conditions: list[ColumnElement[bool]] = [Commit.sha.in_(some) for some in by_commit]
+    found: dict[str, list[AnyRow]] = defaultdict(list)
+    for condition in (conditions or [true()]) if benchmarks else []:
+        query = _results_of(benchmarks).where(condition)
+        for row in connection.execute(query):
+            found[row.benchmark].append(row)
+    return found
+
+
+def _results_of(benchmarks: Sequence[str]) -> AnySelect:
+    return (
         select(
             Result.id,
             Result.started_at_ms,
@@ -58,10 +75,6 @@ def _candidates(connection: Connection, benchmarks: Sequence[str]) -> dict[str, 
         .join(Commit, Commit.id == Result.commit_id)
         .where(Benchmark.name.in_(benchmarks))
     )
-    found: dict[str, list[AnyRow]] = defaultdict(list)
-    for row in connection.execute(query):
-        found[row.benchmark].append(row)
-    return found
 
 
 def _by_claim(windows: Iterable[AnyRow], candidates: dict[str, list[AnyRow]]) -> dict[int, int]:

@@ -4,9 +4,11 @@ import copy
 import json
 
 import pytest
+from click.testing import CliRunner
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from dashboard.cli import main
 from db.columns import Direction, Status
 from db.errors import IngestError
 from db.foreign import Given
@@ -224,3 +226,34 @@ def test_a_folder_of_such_files_is_read_and_an_asv_tree_beside_it_too(engine, wr
     assert report.files == 3
     # Equal measurements are one; a number without statistics, taken again, is another.
     assert report.new_results == 1 + 3 + 1
+
+
+def test_the_command_takes_commit_machine_and_configuration(
+    engine, database_url, write, tmp_path, of_commit
+):
+    config = tmp_path / "bench.toml"
+    config.write_text('[[metrics]]\nmetric = "accuracy"\nunit = "ratio"\ndirection = "higher"\n')
+    told = ["--commit", of_commit["given"].commit, "--machine", "h200-01"]
+    told += ["--repository", str(of_commit["repository"])]
+    command = ["--db", database_url, "ingest", str(write(NVBENCH)), *told]
+
+    dry = CliRunner().invoke(main, [*command, "--dry-run", "--config", str(config)])
+    plain = CliRunner().invoke(main, command)
+    configured = CliRunner().invoke(main, command, env={"DDTREE_BENCH_CONFIG": str(config)})
+
+    assert "5 results new" in dry.output
+    assert "4 results new" in plain.output
+    assert "nobody says which way is better: accuracy" in plain.output
+    assert "1 results new" in configured.output
+    assert "left out" not in configured.output
+    assert ("accuracy", "ratio", Direction.HIGHER) in stored(
+        engine, Metric.name, Metric.unit, Metric.direction
+    )
+
+
+def test_the_command_refuses_a_file_of_unknown_origin_in_one_line(database_url, write):
+    outcome = CliRunner().invoke(main, ["--db", database_url, "ingest", str(write(NVBENCH))])
+
+    assert outcome.exit_code == 2
+    assert "expected --commit" in outcome.output
+    assert outcome.output.count("\n") == 1
