@@ -29,10 +29,13 @@ def serial(problem: Problem, arch: int) -> tuple[Kernel, ...]:
 
 def split(problem: Problem, arch: int) -> tuple[Kernel, ...]:
     """Return the kernels of `triton_split`: the one that reads the rows, the one that merges."""
-    merge = triton_split.merge_tiles(problem) | {"BLOCK_ROWS": 1}  # as on a device
+    merges = (
+        triton_split.merge_tiles(problem, num_splits) | {"BLOCK_ROWS": 1}  # as on a device
+        for num_splits in (triton_split.FEW_SPLITS, triton_split.FEW_SPLITS + 1)
+    )
     return (
         _kernel(triton_split.split_kernel, problem, triton_split.packed(problem, arch), arch),
-        _kernel(triton_split.merge_kernel, problem, merge, arch),
+        *(_kernel(triton_split.merge_kernel, problem, merge, arch) for merge in merges),
     )
 
 

@@ -1,7 +1,6 @@
 """The rows of a sequence divided over programs; a second kernel merges the partial results.
 
-Tree tokens and heads are packed into rows that share one read of the cache, and a tile of rows is
-read once: its leading dims serve as values and, transposed, as keys, while the next tile loads.
+Tree tokens and heads are packed into rows that share one read of the cache; see triton_parts.
 Tiles of committed rows carry no mask but the last one, which is worked on by itself.
 Each (sequence, block of packed rows) is worked on by `num_splits` programs. A program takes an
 equal run of tiles, committed and tree tiles counted alike, so that short and long sequences of
@@ -16,6 +15,7 @@ Costs 2 * num_splits * N * T * H * (value_dim + 1) * 4 bytes of traffic for the 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import triton
@@ -23,132 +23,49 @@ import triton.language as tl
 
 from engine.kernels.machine import arch_of, num_sms
 from engine.kernels.operands import room
-from engine.kernels.tree_attention import tiles
+from engine.kernels.tree_attention import tiles, triton_parts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.kernels.tree_attention.problem import Problem
 
-# Rows and keys of a tile of packed rows, stages of the loops over the prefix and over the tree,
-# warps, and how many programs an SM holds at D = 576 in bf16. Measured on an H200 at 64k tokens:
-# few rows are fastest in short tiles, which read the cache several times through L2 but hide each
-# other's latency; many rows in tall ones. Cards with 99 KB get the narrow ones, the largest that do
-# not spill there.
-SHORT_TILES = {
+# Rows and keys of a tile of packed rows, dims read at a time, stages of the loops over the prefix
+# and over the tree, warps, and how many programs an SM holds at D = 576 in bf16. Measured on an
+# H200: few rows are fastest in short tiles, which read the cache several times through L2 but hide
+# each other's latency, in the lowest ones where there is little to read; many rows in tall ones.
+# Cards with 99 KB get the narrow ones, the largest that do not spill there.
+LOW_TILES = {
     "BLOCK_ROWS": 16,
     "BLOCK_KEYS": 64,
+    "PART_DIMS": 128,
     "TREE_STAGES": 2,
     "num_warps": 4,
     "num_stages": 2,
 }
-TALL_TILES = SHORT_TILES | {"BLOCK_ROWS": 64, "TREE_STAGES": 1, "num_warps": 8}
+SHORT_TILES = LOW_TILES | {"BLOCK_ROWS": 32}
+TALL_TILES = LOW_TILES | {"BLOCK_ROWS": 64, "TREE_STAGES": 1, "num_warps": 8}
 NARROW_TILES = {
     "BLOCK_ROWS": 32,
     "BLOCK_KEYS": 32,
+    "PART_DIMS": 512,
     "TREE_STAGES": 2,
     "num_warps": 8,
     "num_stages": 3,
 }
-SHORT_ROWS = 80  # most packed rows for short tiles
+SHORT_ROWS = 96  # most packed rows for short tiles
+LOW_TOKENS = 16384  # rows the page tables have room for, below which tiles are low
 SHORT_PROGRAMS_PER_SM, TALL_PROGRAMS_PER_SM = 2, 1
 WIDE_ARCHS = (90, 100)  # 227 KB of shared memory
 TALL_ARCHS = (90,)  # on sm_100 they ask for 344 KB
 MIN_SPLIT_ROWS = 2 * tiles.BLOCK_KEYS  # below this a split costs more in merging than it saves
+PROGRAM_TILES = 4  # that fit in the time a program takes besides its tiles
+MOST_WAVES = 16  # of programs over the device: more cost more than they even out
 MERGE_WARPS = 4
-BLOCK_SPLITS = 32  # partial rows a merging program has in flight
-MERGE_DIMS = 128  # most dims of a merging program: more programs than SMs also for few rows
-
-
-@triton.jit
-def absorb_tile(
-    q_value, q_rope,  # [BLOCK_ROWS, VALUE_DIM], [BLOCK_ROWS, ROPE_DIM]
-    values, rope,  # [BLOCK_KEYS, VALUE_DIM], [BLOCK_KEYS, ROPE_DIM]
-    hidden,  # [BLOCK_ROWS, BLOCK_KEYS] 0, or -inf where not visible
-    scale,
-    peak, total, acc,
-):  # fmt: skip
-    """Fold one tile of rows: its leading dims are the values and, transposed, the keys."""
-    scores = tl.dot(q_value, tl.trans(values), input_precision="ieee")
-    scores = tl.dot(q_rope, tl.trans(rope), scores, input_precision="ieee")
-    return tiles.absorb(scores * scale + hidden, values, peak, total, acc)
-
-
-@triton.jit
-def walk_once(
-    q_rows, tokens,
-    kv_ptr, table_ptr, tree_ptr, bits_ptr,
-    context_len, tree_size, first_tile, last_tile, scale,
-    stride_page, stride_row, stride_tree_row, stride_bits_token,
-    PAGE_SIZE: tl.constexpr, HYBRID: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr, VALUE_DIM: tl.constexpr, ROPE_DIM: tl.constexpr,
-    TREE_STAGES: tl.constexpr,
-):  # fmt: skip
-    """Attend the rows to whole committed tiles, to the cut one and to the tree's; see tiles.walk.
-
-    Rows of padding tokens go along as zeros, so that no tile has to mask them, and end as -inf.
-    """
-    value_dims = tl.arange(0, VALUE_DIM)
-    rope_dims = VALUE_DIM + tl.arange(0, ROPE_DIM)
-    token_live = tokens < tree_size
-    q_value = tl.load(q_rows + value_dims[None, :], mask=token_live[:, None], other=0.0)
-    q_rope = tl.load(q_rows + rope_dims[None, :], mask=token_live[:, None], other=0.0)
-    peak = tl.full([BLOCK_ROWS], -float("inf"), tl.float32)
-    total = tl.zeros([BLOCK_ROWS], tl.float32)
-    acc = tl.zeros([BLOCK_ROWS, VALUE_DIM], tl.float32)
-    lanes = tl.arange(0, BLOCK_KEYS)
-    whole_tiles = context_len // BLOCK_KEYS
-    context_tiles = tl.cdiv(context_len, BLOCK_KEYS)
-
-    for tile in range(first_tile, tl.minimum(last_tile, whole_tiles)):
-        if PAGE_SIZE % BLOCK_KEYS == 0:  # the tile lies in one page
-            offsets = tiles.page_tile_offsets(
-                table_ptr, tile * BLOCK_KEYS, lanes, stride_page, stride_row, PAGE_SIZE
-            )
-        else:
-            offsets = tiles.page_offsets(
-                table_ptr, tile * BLOCK_KEYS + lanes, lanes < BLOCK_KEYS,
-                stride_page, stride_row, PAGE_SIZE,
-            )  # fmt: skip
-        values = tl.load(kv_ptr + offsets[:, None] + value_dims[None, :])
-        rope = tl.load(kv_ptr + offsets[:, None] + rope_dims[None, :])
-        peak, total, acc = absorb_tile(q_value, q_rope, values, rope, 0.0, scale, peak, total, acc)
-
-    # What is left: a committed tile cut by the end of the context, and the tree's.
-    for tile in tl.range(tl.maximum(first_tile, whole_tiles), last_tile, num_stages=TREE_STAGES):
-        in_tree = tile >= context_tiles
-        columns = (tile - tl.where(in_tree, context_tiles, 0)) * BLOCK_KEYS + lanes
-        live = columns < tl.where(in_tree, tree_size, context_len)
-        # One load a word of a row's bits, not one a column.
-        words = (tile - context_tiles) * (BLOCK_KEYS // 32) + tl.arange(0, BLOCK_KEYS // 32)
-        bits = tl.load(
-            bits_ptr + tokens[:, None].to(tl.int64) * stride_bits_token + words[None, :],
-            mask=(token_live & in_tree)[:, None] & (words * 32 < tree_size)[None, :],
-            other=-1,
-        )
-        seen = (bits[:, :, None] >> tl.arange(0, 32)[None, None, :]) & 1
-        visible = (tl.reshape(seen, [BLOCK_ROWS, BLOCK_KEYS]) != 0) & live[None, :]
-        positions = columns + tl.where(in_tree, context_len, 0)
-        paged = live & (not in_tree) if HYBRID else live
-        offsets = tiles.page_offsets(
-            table_ptr, positions, paged, stride_page, stride_row, PAGE_SIZE
-        )
-        rows = kv_ptr + offsets
-        if HYBRID:
-            beside = tree_ptr + columns.to(tl.int64) * stride_tree_row
-            rows = tl.where(in_tree, beside, rows)
-        values = tl.load(rows[:, None] + value_dims[None, :], mask=live[:, None], other=0.0)
-        rope = tl.load(rows[:, None] + rope_dims[None, :], mask=live[:, None], other=0.0)
-        hidden = tl.where(visible, 0.0, -float("inf"))
-        peak, total, acc = absorb_tile(
-            q_value, q_rope, values, rope, hidden, scale, peak, total, acc
-        )
-
-    # Rows that saw nothing: result 0, lse -inf. NaN is not 0: what was seen of it stays to be seen.
-    seen = token_live & (total != 0.0)
-    divisor = tl.where(seen, total, 1.0)
-    lse = tl.where(seen, (peak + tl.log2(divisor)) * tiles.LN_2, -float("inf"))
-    return tl.where(seen[:, None], acc / divisor[:, None], 0.0), lse
+# Dims of a merging program, more programs than SMs also for few rows, and the partial rows it has
+# in flight: few splits, and many.
+MERGE_FEW, MERGE_MANY = (128, 32), (64, 128)
+FEW_SPLITS = 32
 
 
 @triton.jit
@@ -170,6 +87,7 @@ def split_kernel(
     PAGE_SIZE: tl.constexpr, HYBRID: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr, VALUE_DIM: tl.constexpr, ROPE_DIM: tl.constexpr,
     SCORE_DIMS: tl.constexpr, READ_ONCE: tl.constexpr, TREE_STAGES: tl.constexpr,
+    PART_DIMS: tl.constexpr,
 ):  # fmt: skip
     """Write the partial result of one split, for one block of rows of one sequence."""
     sequence = tl.program_id(0).to(tl.int64)
@@ -191,25 +109,28 @@ def split_kernel(
     tree_rows = tree_ptr + sequence * stride_tree_sequence
     bits = bits_ptr + sequence * stride_bits_sequence
     if READ_ONCE:
-        out, lse = walk_once(
+        out, lse = triton_parts.walk_once(
             q_rows, tokens, kv_ptr, kv_rows, tree_rows, bits,
             context_len, tree_size, first_tile, last_tile, scale,
             stride_page, stride_row, stride_tree_row, stride_bits_token,
             PAGE_SIZE, HYBRID, BLOCK_ROWS, BLOCK_KEYS, VALUE_DIM, ROPE_DIM, TREE_STAGES,
+            PART_DIMS,
         )  # fmt: skip
     else:
-        out, lse = tiles.walk(
+        whole, lse = tiles.walk(
             q_rows, tokens, kv_ptr, kv_rows, tree_rows, bits,
             context_len, tree_size, first_tile, last_tile, scale,
             stride_page, stride_row, stride_tree_row, stride_bits_token,
             PAGE_SIZE, HYBRID, BLOCK_ROWS, BLOCK_KEYS, VALUE_DIM, ROPE_DIM,
             SCORE_DIMS, READ_ONCE, TREE_STAGES,
         )  # fmt: skip
+        out = (whole,)
 
     stored = tokens < T
     rows = (split * N + sequence) * T * H + packed
-    out_rows = partial_out_ptr + rows[:, None] * VALUE_DIM + tl.arange(0, VALUE_DIM)[None, :]
-    tl.store(out_rows, out, mask=stored[:, None])
+    out_rows = partial_out_ptr + rows[:, None] * VALUE_DIM + tl.arange(0, PART_DIMS)[None, :]
+    for part in tl.static_range(VALUE_DIM // PART_DIMS):
+        tl.store(out_rows + part * PART_DIMS, out[part], mask=stored[:, None])
     tl.store(partial_lse_ptr + rows, lse, mask=stored)
 
 
@@ -274,16 +195,26 @@ def run(problem: Problem) -> None:
 
 
 def choose_num_splits(problem: Problem) -> int:
-    """Splits that fill the device once, but leave no split under MIN_SPLIT_ROWS rows.
+    """Splits that end first if every sequence fills its page table, none under MIN_SPLIT_ROWS rows.
 
     A function of N, H, T, the capacity of the page table and the number of SMs, so that it is the
     same for every step of a captured graph and needs no length from the device.
     """
-    programs = len(problem.q) * num_row_blocks(problem)
-    is_tall = _is_tall(problem, arch_of(problem.q.device))
-    per_sm = TALL_PROGRAMS_PER_SM if is_tall else SHORT_PROGRAMS_PER_SM
-    filling = per_sm * num_sms(problem.q.device) // programs
-    return max(1, min(filling, problem.capacity // MIN_SPLIT_ROWS))
+    arch = arch_of(problem.q.device)
+    per_sm = TALL_PROGRAMS_PER_SM if _is_tall(problem, arch) else SHORT_PROGRAMS_PER_SM
+    num_tiles = -(-problem.capacity // packed(problem, arch)["BLOCK_KEYS"])
+    items = len(problem.q) * num_row_blocks(problem)
+    most = max(problem.capacity // MIN_SPLIT_ROWS, 1)
+    return _fastest_num_splits(items, num_tiles, most, per_sm * num_sms(problem.q.device))
+
+
+@cache
+def _fastest_num_splits(items: int, num_tiles: int, most: int, slots: int) -> int:
+    def time(num_splits: int) -> int:  # in tiles
+        waves = -(-items * num_splits // slots)
+        return waves * (-(-num_tiles // num_splits) + PROGRAM_TILES)
+
+    return min(range(1, min(most, -(-MOST_WAVES * slots // items)) + 1), key=time)
 
 
 def programs(problem: Problem) -> int:
@@ -300,11 +231,20 @@ def workspace_size(problem: Problem, num_splits: int) -> int:
 
 def packed(problem: Problem, arch: int) -> dict[str, int]:
     """Sizes of the tiles of packed rows on an architecture (90 is sm_90), warps and stages."""
-    sizes = tiles.per_head(problem)
+    sizes = tiles.per_head(problem) | {"PART_DIMS": problem.value_dim}
     if sizes["SCORE_DIMS"] < problem.value_dim:
         return sizes  # rows too wide to be held while they are keys and values
-    wide = TALL_TILES if _is_tall(problem, arch) else SHORT_TILES
-    return sizes | (wide if arch in WIDE_ARCHS else NARROW_TILES) | {"READ_ONCE": True}
+    chosen = _wide_tiles(problem, arch) if arch in WIDE_ARCHS else NARROW_TILES
+    part_dims = min(chosen["PART_DIMS"], problem.value_dim)
+    return sizes | chosen | {"READ_ONCE": True, "PART_DIMS": part_dims}
+
+
+def _wide_tiles(problem: Problem, arch: int) -> dict[str, int]:
+    N, T, H, _ = problem.q.shape
+    if _is_tall(problem, arch):
+        return TALL_TILES
+    has_few_rows = LOW_TILES["BLOCK_ROWS"] >= T * H
+    return LOW_TILES if has_few_rows or N * problem.capacity < LOW_TOKENS else SHORT_TILES
 
 
 def _is_tall(problem: Problem, arch: int) -> bool:
@@ -312,16 +252,17 @@ def _is_tall(problem: Problem, arch: int) -> bool:
     return arch in TALL_ARCHS and T * H > SHORT_ROWS
 
 
-def merge_tiles(problem: Problem) -> dict[str, int]:
+def merge_tiles(problem: Problem, num_splits: int) -> dict[str, int]:
     """Sizes of the tiles of the merge.
 
     On a device a row has a program of its own, or several; the interpreter pays by the program.
     """
+    dims, splits = MERGE_FEW if num_splits <= FEW_SPLITS else MERGE_MANY
     return {
         "VALUE_DIM": problem.value_dim,
-        "BLOCK_DIMS": min(MERGE_DIMS, problem.value_dim),
+        "BLOCK_DIMS": min(dims, problem.value_dim),
         "BLOCK_ROWS": 1 if problem.q.device.type == "cuda" else 16,
-        "BLOCK_SPLITS": BLOCK_SPLITS,
+        "BLOCK_SPLITS": splits,
         "num_warps": MERGE_WARPS,
     }
 
@@ -362,7 +303,7 @@ def _launch_merge(
     problem: Problem, partial_out: Tensor, partial_lse: Tensor, num_splits: int
 ) -> None:
     N, T, H, _ = problem.q.shape
-    tile = merge_tiles(problem)
+    tile = merge_tiles(problem, num_splits)
     grid = (-(-N * T * H // tile["BLOCK_ROWS"]), problem.value_dim // tile["BLOCK_DIMS"])
     merge_kernel[grid](
         partial_out, partial_lse, problem.out, problem.lse,
