@@ -188,5 +188,28 @@ def test_counts_that_no_column_holds_are_refused(engine, tree, column, value):
         ingest(engine, [tree.root])
 
 
+@pytest.mark.parametrize("text", ["a\x00b", "\ud800", "x" * 600, "é" * 1900])
+@pytest.mark.parametrize("place", ["params", "machine", "benchmark", "commit", "counter"])
+def test_texts_that_one_of_the_databases_cannot_store_are_refused(engine, tree, place, text):
+    before = sizes(engine)
+    if place == "params":
+        many = text * 4 if len(text) == 600 else text
+        tree.results({BENCHMARK: row(1.0, params=[[many]])})
+    elif place == "machine":
+        tree.write("laptop/machine.json", {"machine": text})
+    elif place == "benchmark":
+        tree.results({text: row(1.0)})
+    elif place == "commit":
+        tree.results({BENCHMARK: row(1.0)}, commit_hash=text)
+    else:
+        tree.line(counters={text: counter()})
+
+    with pytest.raises(IngestError) as refusal:
+        ingest(engine, [tree.root])
+
+    assert "\n" not in str(refusal.value)
+    assert sizes(engine) == before
+
+
 def test_rows_of_this_test_have_the_columns_of_the_tool():
     assert {"result", "params", "samples"} <= set(COLUMNS)
