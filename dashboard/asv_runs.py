@@ -124,7 +124,7 @@ def run_asv(
     root = checkout(request.root)
     commits = commits_of(root, request.commits)
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{uuid4().hex[:8]}"
-    with _locked(root, echo) as place:
+    with measuring_place(root, echo) as place:
         if num_stale := remove_stale_worktrees(root):
             echo(f"removed {count_text(num_stale, 'worktree')} of a run that was killed")
         findings = _examined(root, request, run_id, place.device, echo)
@@ -175,7 +175,7 @@ def _examined(
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """Where a run measures."""
 
     device: str  # the GPU's UUID, or "cpu"
@@ -184,7 +184,7 @@ class _Place:
 
 
 @contextmanager
-def _locked(root: Path, echo: Callable[[str], None]) -> Iterator[_Place]:
+def measuring_place(root: Path, echo: Callable[[str], None]) -> Iterator[Place]:
     """Hold the checkout, whose result files asv writes over, and the device."""
     with chosen_gpu(os.environ) as gpu:
         device, environ = (CPU, {}) if gpu is None else (gpu.uuid, {VISIBLE: gpu.visible})
@@ -192,7 +192,7 @@ def _locked(root: Path, echo: Callable[[str], None]) -> Iterator[_Place]:
         held(root / CHECKOUT_LOCK, f"the checkout {root}", echo) as one,
         held(device_lock(device), f"the device {device}", echo) as other,
     ):
-        yield _Place(device, environ, (one, other))
+        yield Place(device, environ, (one, other))
 
 
 def _environ(request: RunRequest, run_id: str, sidecar_dir: Path) -> dict[str, str]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import click
 
 from dashboard.cli_alerts import alerts
+from dashboard.cli_backfill import backfill
 from dashboard.cli_base import App
 from dashboard.cli_comment import comment
 from dashboard.cli_compare import compare
+from dashboard.cli_confirm import bisect, confirm
 from dashboard.cli_dashboard import dashboard
 from dashboard.cli_db import db
 from dashboard.cli_detect import detect
@@ -47,7 +49,10 @@ def main(ctx: click.Context, url: str) -> None:
     ctx.obj = App(url)
 
 
-for _command in (alerts, comment, compare, dashboard, db, detect, diagnose, doctor, ingest, run):
+for _command in (
+    *(alerts, backfill, bisect, comment, compare, confirm, dashboard, db, detect, diagnose, doctor),
+    *(ingest, run),
+):
     main.add_command(_command)
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ class AlertView:
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """How often the detector was right, by what people said of its alerts."""
+    """How often the detector was right, by what people and re-runs said of its alerts."""
 
     real: int
     false_positives: int
@@ -176,10 +176,10 @@ def untold(session: Session, channel: str) -> list[AlertView]:
 
 
 def precision(session: Session) -> Precision:
-    """Count what people said last of each alert; what the service did by itself says nothing."""
+    """Count what was said last of each alert, by people or by a re-run."""
     last: dict[int, AlertState] = {}
     judged = [*REAL, AlertState.FALSE_POSITIVE]
-    query = select(AlertEvent).where(AlertEvent.state.in_(judged), AlertEvent.user_id.is_not(None))
+    query = select(AlertEvent).where(AlertEvent.state.in_(judged))
     for event in session.scalars(query.order_by(AlertEvent.id)):
         last[event.alert_id] = event.state
     real = sum(state in REAL for state in last.values())

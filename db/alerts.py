@@ -14,12 +14,18 @@ from typing import Any, Final
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from db.cases import Verdict
 from db.columns import AlertState, Role
 from db.errors import AlertError
 from db.frames import AnyRow
 from db.models import Alert, AlertEvent, ChangePoint, Commit, Metric, Revision, Series, User
 
 LIVE: Final = frozenset({AlertState.OPEN, AlertState.ACKNOWLEDGED, AlertState.CONFIRMED})
+UNDECIDED: Final = frozenset({AlertState.OPEN, AlertState.ACKNOWLEDGED})
+RE_RUN: Final = {
+    Verdict.REGRESSION: AlertState.CONFIRMED,
+    Verdict.NO_CHANGE: AlertState.FALSE_POSITIVE,
+}
 BY_THE_SERVICE: Final = frozenset({AlertState.WITHDRAWN})  # nobody sets these by hand
 RETURNED_REL: Final = 0.02  # above the level before, within which it has returned
 NOISE: Final = "noise"  # a cause nobody is told of
@@ -64,6 +70,19 @@ def reopen(session: Session, alert: Alert, now: dt.datetime) -> None:
     """Open again what was withdrawn and is found after all."""
     if alert.state is AlertState.WITHDRAWN:
         step(session, alert, AlertState.OPEN, now, note="found again")
+
+
+def settle(
+    session: Session, alert_id: int, verdict: Verdict, now: dt.datetime, *, note: str
+) -> bool:
+    """Let a fresh re-run confirm an alert nobody decided yet, or refute it; say if it did."""
+    alert = session.get(Alert, alert_id)
+    to = RE_RUN.get(verdict)
+    if alert is None or to is None or alert.state not in UNDECIDED:
+        return False
+    step(session, alert, to, now, note=note)
+    session.add(Revision(kind="triage", created_at=now, summary={"alert": alert_id}))
+    return True
 
 
 def judge(

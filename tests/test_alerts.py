@@ -10,7 +10,8 @@ from sqlalchemy.orm import Session
 
 from dashboard.cli import main
 from db.alert_queries import alert, alerts, precision, stale
-from db.alerts import judge
+from db.alerts import judge, settle
+from db.cases import Verdict
 from db.columns import AlertState
 from db.detection import detect_all
 from db.errors import AlertError
@@ -147,6 +148,27 @@ def test_a_viewer_may_not_judge(engine, told):
 
     with pytest.raises(AlertError, match=r"the viewer guest@example\.org"):
         say(engine, listed(engine)[0].id, "confirmed", author="guest@example.org")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "state"),
+    [("regression", "confirmed"), ("no change", "false positive"), ("inconclusive", "open")],
+)
+def test_a_re_run_settles_what_nobody_decided(engine, told, verdict, state):
+    told.add(1.2, 8).detect(engine)
+    (found,) = listed(engine)
+    now = dt.datetime(2026, 12, 1, tzinfo=dt.UTC)
+
+    with Session(engine) as session, session.begin():
+        first = settle(session, found.id, Verdict(verdict), now, note="re-run")
+    say(engine, found.id, "expected")
+    with Session(engine) as session, session.begin():
+        assert not settle(session, found.id, Verdict.NO_CHANGE, now, note="again")
+
+    (after,) = listed(engine)
+    assert first == (state != "open")
+    assert after.history[-2].state == state
+    assert after.state == "expected"
 
 
 def test_precision_counts_what_people_said_last(engine, told):

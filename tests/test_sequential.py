@@ -1,0 +1,95 @@
+"""Sequential decisions: how often they are wrong, what they see, and how soon."""
+
+import json
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from db.cases import Verdict
+from db.sequential import Plan, decide
+
+RECORDED = Path(__file__).parent.parent / "benchmarks" / "recorded"
+NUM_PAIRS_OF_COMMITS = 2000
+SPREADS = (0.001, 0.01, 0.03)  # between processes
+PLAN = Plan()
+
+
+def run(base, head, plan=PLAN, direction="lower"):
+    """Look as often as planned, and stop at the first decision."""
+    for look in plan.looks:
+        found = decide(base[:look], head[:look], plan, direction)
+        if not found.is_open:
+            break
+    return found
+
+
+def recorded_samples():
+    """Samples of every recorded case, relative to their median."""
+    lines = [
+        json.loads(line)
+        for path in sorted(RECORDED.glob("h200*/telemetry/*.jsonl"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    return [
+        np.asarray(line["samples_s"]) / statistics.median(line["samples_s"])
+        for line in lines
+        if len(line["samples_s"]) >= 16
+    ]
+
+
+def processes(samples, rng, spread, drift):
+    """Medians of processes that draw from one case's samples; the machine wanders under both."""
+    medians = np.median(rng.choice(samples, (PLAN.most_pairs, 5)), axis=1)
+    own = np.exp(spread * rng.standard_t(3, PLAN.most_pairs))
+    return medians * own * drift
+
+
+def test_one_commit_twice_is_called_different_in_less_than_a_percent():
+    """Resampled pairs of one commit, with heavy tails between processes and a drift over pairs."""
+    rng, cases = np.random.default_rng(1), recorded_samples()
+    wrong = 0
+    for number in range(NUM_PAIRS_OF_COMMITS):
+        samples = cases[number % len(cases)]
+        spread = SPREADS[number % len(SPREADS)]
+        drift = np.exp(0.01 * rng.standard_normal(PLAN.most_pairs).cumsum())
+        base, head = (processes(samples, rng, spread, drift) for _ in range(2))
+        wrong += run(base, head).verdict in {Verdict.REGRESSION, Verdict.IMPROVEMENT}
+
+    assert wrong <= 0.01 * NUM_PAIRS_OF_COMMITS
+
+
+@pytest.mark.parametrize(("change", "verdict"), [(1.1, "regression"), (1 / 1.1, "improvement")])
+def test_a_change_of_a_tenth_is_called_within_a_few_pairs(change, verdict):
+    rng = np.random.default_rng(2)
+    found = [
+        run(*np.exp(0.01 * rng.standard_normal((2, 24))) * [[1.0], [change]]) for _ in range(200)
+    ]
+
+    assert [one.verdict.value for one in found].count(verdict) >= 198
+    assert statistics.median(one.pairs for one in found) <= 6
+
+
+def test_more_is_better_turns_the_verdict():
+    assert run([1.0, 1.01] * 12, [1.2, 1.21] * 12, direction="higher").verdict == "improvement"
+
+
+def test_equal_commits_are_called_equal_and_not_only_not_different():
+    rng = np.random.default_rng(3)
+    found = [run(*np.exp(0.005 * rng.standard_normal((2, 24)))).verdict for _ in range(200)]
+
+    assert found.count(Verdict.NO_CHANGE) >= 190
+
+
+def test_what_stays_open_is_inconclusive_after_the_last_look():
+    rng = np.random.default_rng(4)
+
+    found = run(*np.exp(0.3 * rng.standard_normal((2, 24))))
+
+    assert (found.verdict, found.pairs) == (Verdict.INCONCLUSIVE, PLAN.most_pairs)
+    assert found.low < found.relative_change < found.high
+
+
+def test_a_single_pair_decides_nothing():
+    assert decide([1.0], [2.0], PLAN).is_open
