@@ -5,9 +5,9 @@ import subprocess
 import sys
 
 
-def assert_passes_in_the_interpreter(file):
-    """Everything of `file` that needs no GPU, in a process of its own: Triton reads it at import."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
+def assert_passes_in_the_interpreter(*files):
+    """Everything of `files` that needs no GPU, in a process of its own: Triton reads it at import."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
 
     run = subprocess.run(
         [*command, "-m", "not gpu"],

@@ -4,6 +4,7 @@ As attention_runs.py says, the Triton backend runs in Triton's interpreter and o
 """
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -119,8 +120,9 @@ if INTERPRETED:
 
 if not INTERPRETED:
 
-    def test_triton_passes_this_file_in_the_interpreter():
-        assert_passes_in_the_interpreter(__file__)
+    def test_triton_passes_this_file_and_that_of_rows_in_the_interpreter():
+        # In one process: to start one takes longer than either of these.
+        assert_passes_in_the_interpreter(__file__, Path(__file__).with_name("test_mla_rows.py"))
 
     def test_triton_refuses_a_cpu():
         with pytest.raises(BackendError, match="expected CUDA tensors, got cpu ones"):

@@ -1,6 +1,7 @@
 """What MLA rotates and stores: the reference against plain loops, the kernel against the reference.
 
-As attention_runs.py says, the Triton backend runs in Triton's interpreter and on a CUDA device.
+As attention_runs.py says, the Triton backend runs in Triton's interpreter, which test_choose_experts
+starts for this file as well, and on a CUDA device.
 """
 
 import math
@@ -11,7 +12,6 @@ import torch
 from engine.errors import BackendError, ShapeError
 from engine.kernels import OPS, mla_rows
 from tests.attention_runs import INTERPRETED, ON_GPU, captured, not_interpreted
-from tests.interpreter import assert_passes_in_the_interpreter
 
 OP = OPS["mla_rows"]
 CASES = {case.name: case for case in OP.cases}
@@ -123,9 +123,6 @@ if INTERPRETED:
 
 
 if not INTERPRETED:
-
-    def test_triton_passes_this_file_in_the_interpreter():
-        assert_passes_in_the_interpreter(__file__)
 
     def test_triton_refuses_a_cpu():
         with pytest.raises(BackendError, match="expected CUDA tensors, got cpu ones"):
