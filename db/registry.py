@@ -7,7 +7,7 @@ so what it has read stays true.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from sqlalchemy import Connection, Table, insert, select
+from sqlalchemy import Connection, Table, func, insert, select
 
 from db.columns import Base
 
@@ -75,6 +75,21 @@ def insert_many(
         f"INSERT INTO {table} ({names}) VALUES ({marks})",  # noqa: S608 - names are our own
         list(rows),
     )
+
+
+def reserve_ids(connection: Connection, model: type[Base], count: int) -> list[int]:
+    """Give ids that no row has and none will get, so that a bulk call can carry them.
+
+    Within a write transaction only: on SQLite it is the lock that keeps them free.
+    """
+    table = table_of(model)
+    if connection.dialect.name == "postgresql":
+        sequence = func.nextval(func.pg_get_serial_sequence(table.name, "id"))
+        return list(
+            connection.scalars(select(sequence).select_from(func.generate_series(1, count)))
+        )
+    last = connection.scalar(select(func.max(table.c.id))) or 0
+    return list(range(last + 1, last + 1 + count))
 
 
 def table_of(model: type[Base]) -> Table:

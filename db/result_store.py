@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, delete, select
 
 from db.asv_results import BenchmarkRow, Cell, ResultFile, digest_of
 from db.columns import OrderBasis
@@ -26,7 +26,7 @@ from db.models import (
     Series,
     Variant,
 )
-from db.registry import Registry, insert_many, table_of
+from db.registry import Registry, insert_many, reserve_ids
 from db.session import chunks
 
 CELLS_AT_ONCE = 20_000
@@ -223,9 +223,9 @@ class ResultStore:
     def _write_sampled(
         self, rows: Sequence[tuple[Any, ...]], samples: Sequence[tuple[float, ...]]
     ) -> None:
-        statement = insert(table_of(Result)).returning(Result.id, sort_by_parameter_order=True)
-        named = [dict(zip(RESULT_COLUMNS, row, strict=True)) for row in rows]
-        ids = self._connection.scalars(statement, named).all()
+        ids = reserve_ids(self._connection, Result, len(rows))
+        numbered = [(result_id, *row) for result_id, row in zip(ids, rows, strict=True)]
+        insert_many(self._connection, Result, ("id", *RESULT_COLUMNS), numbered)
         insert_many(
             self._connection,
             Sample,
