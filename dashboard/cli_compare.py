@@ -11,13 +11,18 @@ from dashboard.cli_base import App, json_option, machine_option, pass_app, print
 from dashboard.cli_exit import MissingResultsError, RefusedError, exit_code
 from dashboard.pr_comment import CommentContext, render
 from dashboard.terminal import console, print_comparison
+from dashboard.units import change_text
+from dashboard.words import count_text
 from db.baselines import baseline
 from db.compare import Comparison
 from db.compare import compare as compare_cases
+from db.moved_cases import findings
 from db.queries import case_results, resolve_commit
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
+
+    from db.moved_cases import MovedCases
 
 MERGE_BASE = "merge-base"
 
@@ -62,9 +67,20 @@ def compare(
         base = resolve_commit(session, base) if is_named else baseline(session, head, machine)
         comparison = stored_comparison(session, base, head, machine=machine)
     if as_json:
-        print_json({"base": base, "head": head, **comparison.to_dict()})
+        grouped = {"findings": [one.to_dict() for one in findings(comparison)]}
+        print_json({"base": base, "head": head, **comparison.to_dict(), **grouped})
     elif markdown:
         click.echo(render(comparison, CommentContext(base, head)))
     else:
         print_comparison(console(), comparison, base=base, head=head)
+        for one in findings(comparison):
+            click.echo(_told(one))
     raise Exit(exit_code(comparison))
+
+
+def _told(one: MovedCases) -> str:
+    """Say in a line what moved together and what it likely belongs to."""
+    return (
+        f"{one.verdict}: {count_text(len(one.cases), 'case')} on {one.machine} moved together by "
+        f"about {change_text(one.relative_change)}, likely cause {one.cause}"
+    )

@@ -182,6 +182,8 @@ def report(series, name, num, echo=click.echo):
     """Judge one detector and say all that the targets ask."""
     detector, rng = DETECTORS[name], np.random.default_rng(SEED)
     windows = flat_windows(series)
+    if not windows:
+        raise click.ClickException(f"no flat window of {WINDOW} results in {len(series)} series")
     kept = sorted(rng.permutation(len(windows))[:num].tolist())
     windows = [windows[index] for index in kept]
     echo(f"{name}: {len(windows)} flat windows of {len(series)} series")
