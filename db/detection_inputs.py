@@ -45,11 +45,12 @@ class Line:
 def lines(session: Session) -> list[Line]:
     """Give every case that is ours to watch; peers are other people's code."""
     found = []
+    watched = _with_windows(session)
     for members in _groups(session):
         frames = [frame for one in members if len(frame := _results(session, one))]
         for chain in _chains(frames):
             first = members[0]
-            found.append(_line(session, first.machine_id, first.name, pd.concat(chain)))
+            found.append(_line(session, first, pd.concat(chain), watched))
     return found
 
 
@@ -99,10 +100,22 @@ def _chains(frames: Sequence[pd.DataFrame]) -> list[list[pd.DataFrame]]:
     return [ordered] if ordered else []
 
 
-def _line(session: Session, machine_id: int, benchmark: str, results: pd.DataFrame) -> Line:
+def _with_windows(session: Session) -> frozenset[int]:
+    """Give the series of which any result has telemetry; the others need not be asked."""
+    query = select(Result.series_id).join(Window, Window.result_id == Result.id).distinct()
+    return frozenset(session.scalars(query))
+
+
+def _line(
+    session: Session,
+    first: Any,  # noqa: ANN401 - a row of _groups
+    results: pd.DataFrame,
+    watched: frozenset[int],
+) -> Line:
     ids = results["result_id"].astype(int).tolist()
     environments = _environments(session, ids)
-    readings = _readings(session, results["series_id"].unique().tolist()).reindex(ids)
+    asked = [one for one in results["series_id"].unique().tolist() if one in watched]
+    readings = _readings(session, asked).reindex(ids)
     declared = results["declared"].tolist()
     known = [environments.get(one) for one in ids]
     observed = Observed(
@@ -117,8 +130,8 @@ def _line(session: Session, machine_id: int, benchmark: str, results: pd.DataFra
         ],
     )
     return Line(
-        machine_id,
-        benchmark,
+        first.machine_id,
+        first.name,
         tuple(results["series_id"].astype(int).tolist()),
         tuple(results["commit"].tolist()),
         observed,
@@ -162,6 +175,8 @@ def _environments(session: Session, result_ids: Sequence[int]) -> dict[int, Runn
 def _readings(session: Session, series_ids: Iterable[int]) -> pd.DataFrame:
     """Give each result's clocks, the median over its windows, and the runner it ran on."""
     frames = [windows(session, series_id=int(one)) for one in series_ids]
+    if not frames:
+        return pd.DataFrame(columns=[*CLOCKS, "runner"])
     seen = pd.concat([one.reindex(columns=["result_id", *CLOCKS]) for one in frames])
     clocks = seen.astype(float).groupby("result_id").median()
     runners: dict[int, str] = {}
