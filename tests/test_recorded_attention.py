@@ -1,5 +1,6 @@
 """The recorded ladder and peers: files that belong together, and documents that say what they say."""
 
+import itertools
 import json
 import re
 import statistics
@@ -27,10 +28,30 @@ COLUMNS = {
 }
 
 
-@pytest.fixture(scope="module")
-def lines():
-    (path,) = (RECORDED / "telemetry").glob("*.jsonl")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+LADDER, PEERS = "d6ee51ce", "0c067907"  # commits
+
+
+def recorded(commit):
+    """The result file of a commit, and the lines of the sidecar that belong to it."""
+    results = [one for one in iter_results(str(RECORDED)) if one.commit_hash.startswith(commit)]
+    files = (RECORDED / "telemetry").glob("*.jsonl")
+    texts = [text for path in files for text in path.read_text(encoding="utf-8").splitlines()]
+    (result,) = results
+    lines = [line for line in map(json.loads, texts) if line["commit"] == result.commit_hash]
+    return result, lines
+
+
+def values_of(result):
+    """Values of a result file by benchmark and parameters, those that there are."""
+    return {
+        (name, case): value
+        for name in result.get_all_result_keys()
+        for params in [result.get_result_params(name)]
+        for case, value in zip(
+            itertools.product(*params), result.get_result_value(name, params), strict=True
+        )
+        if value == value  # noqa: PLR0124 - NaN: skipped
+    }
 
 
 @pytest.fixture(scope="module")
@@ -74,25 +95,43 @@ def cell_of(title):
     return (f"{heads} x {tokens}", CONTEXTS[where], batch.split(" seq")[0], "64", "shuffled")
 
 
-def test_the_ladders_samples_are_the_sidecars(lines):
-    (result,) = iter_results(str(RECORDED))
-    (name,) = result.get_all_result_keys()
-    params = result.get_result_params(name)
-    values = result.get_result_value(name, params)
-    by_params = {tuple(line["params"]): line for line in lines}
+@pytest.mark.parametrize(
+    ("commit", "num_cases", "rounds"), [(LADDER, 42, 56), (PEERS, 231, 30)], ids=["ladder", "peers"]
+)
+def test_the_samples_are_the_sidecars(commit, num_cases, rounds):
+    result, lines = recorded(commit)
+    by_case = {(line["benchmark"], tuple(line["params"])): line for line in lines}
+    values = values_of(result)
 
-    assert len(lines) == len(values) == 42
-    for index, value in enumerate(values):
-        case = (params[0][index // len(params[1])], params[1][index % len(params[1])])
-        line = by_params[case]
+    assert len(lines) == len(values) == num_cases
+    for case, value in values.items():
+        line = by_case[case]
         assert value == statistics.median(line["samples_s"]) == line["median_s"]
-        assert (line["n"], line["commit"]) == (56, result.commit_hash)
+        assert line["n"] == rounds
 
 
-def test_every_line_is_of_one_engine_on_one_gpu(lines):
-    for key in ("engine_tree", "dirty"):
-        assert len({line["provenance"][key] for line in lines}) == 1
+def test_the_table_of_peers_is_of_the_same_run(cells):
+    _, lines = recorded(PEERS)
+    for line in lines:
+        heads, tokens, context, batch, page, order, name = (
+            text.strip("'") for text in line["params"]
+        )
+        uneven = " uneven" if line["benchmark"].startswith("peers.UnevenBatch") else ""
+        cell = (f"{heads} x {tokens}", context, f"{batch}{uneven}", page, order.replace("_", " "))
+        assert cells[cell][name] == pytest.approx(line["median_s"] * 1e6, abs=0.051)
+
+
+@pytest.mark.parametrize("commit", [LADDER, PEERS])
+def test_every_line_is_of_one_clean_engine_on_one_gpu(commit):
+    _, lines = recorded(commit)
+
+    assert len({line["provenance"]["engine_tree"] for line in lines}) == 1
+    assert {line["provenance"]["dirty"] for line in lines} == {False}
     assert len({line["device"]["gpu_uuid"] for line in lines}) == 1
+
+
+def test_lines_that_may_hold_a_wait_are_counted():
+    _, lines = recorded(LADDER)
     exposed = [line for line in lines if "exposed_enqueue" in line["validity"]]
     assert len(exposed) == 6
     assert "Six of the 42 lines" in (RECORDED / "README.md").read_text(encoding="utf-8")
