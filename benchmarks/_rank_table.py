@@ -239,7 +239,7 @@ def memory(models: Preset, max_context: int, layout: Layout) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the presets that were asked for and print their steps."""
     parser = argparse.ArgumentParser(description="a rank's step, stage by stage, beside its floor")
-    parser.add_argument("presets", nargs="*", choices=list(RANKS), default=list(RANKS)[:1])
+    parser.add_argument("presets", nargs="*", metavar="PRESET", help=", ".join(RANKS))
     parser.add_argument("--contexts", type=int, nargs="+", default=INCIDENT_CONTEXTS)
     parser.add_argument("--backends", nargs="+", default=["triton_split"])
     parser.add_argument("--page-size", type=int, default=64)
@@ -259,7 +259,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         graphs=asked.graphs,
         prefill_chunk=asked.prefill_chunk,
     )
-    for name in asked.presets:
+    names = asked.presets or list(RANKS)[:1]
+    unknown = [name for name in names if name not in RANKS]
+    if unknown:
+        parser.error(f"presets: expected some of {', '.join(RANKS)}, got {unknown[0]!r}")
+    for name in names:
         started_s = time.perf_counter()
         models = random_rank(RANKS[name], device=DEVICE, dtype=torch.bfloat16, seed=0)
         wait_for(models.target.device)

@@ -81,8 +81,24 @@ def test_the_table_of_experts_has_a_line_for_each_number_of_tokens():
         assert token_us == pytest.approx(layer_us / int(cell[0]), abs=0.05)
 
 
+@pytest.mark.parametrize("named", [[], ["kimi-k2.6-tp8-rank"]])
+def test_a_rank_is_drawn_and_its_table_printed(named, capsys, monkeypatch):
+    monkeypatch.setitem(_rank_table.RANKS, "kimi-k2.6-tp8-rank", SMALL)
+    options = ["--backends", "reference", "--moe-backend", "reference", "--steps", "2"]
+
+    _rank_table.main([*named, "--contexts", "64", *options, "--prefill-chunk", "0"])
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("kimi-k2.6-tp8-rank: drawn in ")
+    assert lines[1].startswith("weights 0.00 GB counted")
+    assert [line.split()[:2] for line in lines[2:4]] == [
+        ["context", "backend"],
+        ["64", "reference"],
+    ]
+
+
 def test_only_ranks_have_such_a_table(capsys):
     with pytest.raises(SystemExit):
         _rank_table.main(["tiny"])
 
-    assert "invalid choice: 'tiny'" in capsys.readouterr().err
+    assert "presets: expected some of kimi-k2.6-tp8-rank," in capsys.readouterr().err
