@@ -78,7 +78,7 @@ def test_the_table_of_experts_has_a_line_for_each_number_of_tokens():
     assert 4 < int(cells[1][1]) <= 16
     for cell in cells:
         layer_us, token_us = float(cell[3]), float(cell[9])
-        assert token_us == pytest.approx(layer_us / int(cell[0]), abs=0.05)
+        assert token_us == pytest.approx(layer_us / int(cell[0]), abs=0.07)  # both are rounded
 
 
 @pytest.mark.parametrize("named", [[], ["kimi-k2.6-tp8-rank"]])
