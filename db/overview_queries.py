@@ -4,9 +4,10 @@ import datetime as dt
 from dataclasses import dataclass
 
 import pandas as pd
-from sqlalchemy import exists, func, select
+from sqlalchemy import ColumnElement, exists, func, or_, select
 from sqlalchemy.orm import Session
 
+from db.columns import AlertState
 from db.frames import frame_of, with_names
 from db.models import (
     Alert,
@@ -131,12 +132,18 @@ def overview(session: Session) -> Overview:
     )
 
 
+def still_found() -> ColumnElement[bool]:
+    """Leave out what stays for an alert's history alone; a term beside an outer join of alerts."""
+    return or_(Alert.state.is_(None), Alert.state != AlertState.WITHDRAWN)
+
+
 def _findings(session: Session) -> tuple[Finding, ...]:
     rows = session.execute(
         with_names(select(ChangePoint, Series, Benchmark, Metric, Machine, Commit, Alert.state))
         .join(ChangePoint, ChangePoint.series_id == Series.id)
         .join(Commit, Commit.id == ChangePoint.commit_id)
         .outerjoin(Alert, Alert.change_point_id == ChangePoint.id)
+        .where(still_found())
         .order_by(Commit.committed_at.desc(), ChangePoint.id)
         .limit(NEWEST_FINDINGS)
     ).all()

@@ -32,7 +32,7 @@ from db.models import (
     Series,
     Variant,
 )
-from db.overview_queries import Finding, Overview, commits, machines, overview
+from db.overview_queries import Finding, Overview, commits, machines, overview, still_found
 from db.window_queries import evidence, windows
 
 __all__ = [
@@ -243,7 +243,7 @@ def _history_query(
 
 
 def change_points(session: Session, series_id: int) -> pd.DataFrame:
-    """Give the stored change points of a series, oldest commit first."""
+    """Give the stored change points of a series that are still found, oldest commit first."""
     _require_series(session, series_id)
     columns = (
         "commit",
@@ -274,7 +274,7 @@ def change_points(session: Session, series_id: int) -> pd.DataFrame:
         )
         .join(Commit, Commit.id == ChangePoint.commit_id)
         .outerjoin(Alert, Alert.change_point_id == ChangePoint.id)
-        .where(ChangePoint.series_id == series_id)
+        .where(ChangePoint.series_id == series_id, still_found())
     )
     rows = _in_order(session.execute(query).all())
     return frame_of(rows, columns)

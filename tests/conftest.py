@@ -30,6 +30,15 @@ def pytest_addoption(parser):
     )
 
 
+def pytest_collection_modifyitems(config, items):
+    """Tests marked `exhaustive` are there with the option alone."""
+    if config.getoption("--exhaustive"):
+        return
+    long = [item for item in items if item.get_closest_marker("exhaustive")]
+    config.hook.pytest_deselected(items=long)
+    items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
+
+
 @pytest.fixture(scope="session")
 def is_exhaustive(request):
     return request.config.getoption("--exhaustive")

@@ -49,18 +49,11 @@ def project(tmp_path, monkeypatch):
     return root
 
 
-@pytest.fixture
-def live(is_exhaustive):
-    """Pairs of real processes take minutes."""
-    if not is_exhaustive:
-        pytest.skip("only with --exhaustive")
-
-
 def call(*arguments):
     return CliRunner().invoke(main, [*arguments, "--bench", f"^{CASE}", "--json"])
 
 
-@pytest.mark.usefixtures("live")
+@pytest.mark.exhaustive
 def test_a_sleep_is_confirmed_and_nothing_is_left_behind(project):
     found = call("confirm", "HEAD~1", "HEAD")
 
@@ -73,7 +66,7 @@ def test_a_sleep_is_confirmed_and_nothing_is_left_behind(project):
     assert not (project / ".asv" / "results").exists()
 
 
-@pytest.mark.usefixtures("live")
+@pytest.mark.exhaustive
 def test_a_comment_is_no_change_of_speed(project):
     found = call("confirm", "HEAD~2", "HEAD~1")
 
@@ -82,7 +75,7 @@ def test_a_comment_is_no_change_of_speed(project):
     assert decision["verdict"] in {"no change", "inconclusive"}
 
 
-@pytest.mark.usefixtures("live")
+@pytest.mark.exhaustive
 def test_the_commit_that_sleeps_is_named(project):
     found = call("bisect", "HEAD~2", "HEAD")
 
@@ -90,7 +83,7 @@ def test_the_commit_that_sleeps_is_named(project):
     assert json.loads(found.stdout)["bad"] == git(project, "rev-parse", "HEAD")
 
 
-@pytest.mark.usefixtures("live")
+@pytest.mark.exhaustive
 def test_a_commit_that_runs_another_engine_is_refused(project):
     """A worktree that somebody moved is not the commit it was made for."""
     head, other = git(project, "rev-parse", "HEAD"), git(project, "rev-parse", "HEAD~1")
@@ -102,7 +95,7 @@ def test_a_commit_that_runs_another_engine_is_refused(project):
             machine.measure(head, [f"^{CASE}"])
 
 
-@pytest.mark.usefixtures("live")
+@pytest.mark.exhaustive
 def test_a_backfill_begins_with_the_newest_and_goes_on_where_it_stopped(project, tmp_path):
     url = f"sqlite:///{tmp_path / 'history.db'}"
     words = ("--db", url, "backfill", "HEAD~2..HEAD", "--bench", f"^{CASE}")
