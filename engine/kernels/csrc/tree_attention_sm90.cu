@@ -38,13 +38,13 @@
 #define BLOCK_ROWS ROWS
 
 #include "hopper.cuh"
+#include "tree_attention_copies.cuh"
 #include "tree_attention_line.cuh"
 #include "tree_attention_merge.cuh"
 
 constexpr int kRowDim = 576;
 constexpr int kChunks = kRowDim / 64;          // chunks of 64 dims; the last one is rope
 constexpr int kValueChunks = kValueDim / 64;
-constexpr int kChunkBytes = kKeys * 128;
 constexpr int kQueryChunkBytes = ROWS * 128;
 constexpr int kStages = 2;
 constexpr int kPairs = kValueChunks / 2;       // chunk j of the first and of the second half
@@ -163,72 +163,23 @@ struct Barriers {
   __device__ __forceinline__ u32 query_empty() const { return base + 176; }
 };
 
-__device__ __forceinline__ void load_queries(const Params& p, const Piece& piece, u32 queries) {
-  const int thread = threadIdx.x & 127, unit = thread & 7;
-  int token = (piece.row + (thread >> 3)) / p.H, head = piece.row + (thread >> 3) - token * p.H;
-  const bf16_bits* base = p.q + piece.sequence.index * p.q_sequence + unit * 8;
-#pragma unroll 1
-  for (int row = thread >> 3; row < ROWS; row += 16) {
-    const bool live = token < piece.sequence.tree_size;
-    const bf16_bits* from = live ? base + token * p.q_token + head * p.q_head : p.q;
-    const u32 to = queries + row * 128 + ((unit ^ (row & 7)) << 4);
-#pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk)
-      copy_16(to + chunk * kQueryChunkBytes, from + chunk * 64, live ? 16u : 0u);
-    for (head += 16; head >= p.H; head -= p.H) ++token;
-  }
-  asm volatile("cp.async.wait_all;" ::: "memory");
-  fence_async_proxy();
-}
-
-// A warp copies rows 4 warp + i + 16 part, i and part below 4, eight lanes a row. Lane l of either
-// half finds row 4 warp + l % 4 + 16 (l / 4 % 4); the others ask it.
 __device__ __forceinline__ void load(const Params& p, u32 shared, const Barriers& barriers) {
-  const int thread = threadIdx.x & 127, lane = thread & 31, unit = thread & 7, key = thread >> 3;
-  const int own_key = 4 * (thread >> 5) + (lane & 3) + 16 * ((lane >> 2) & 3);
-  const u32 inside = key * 128 + ((unit ^ (key & 7)) << 4);
-  u32 tile_count = 0;
-  Run run(p);
-  Piece piece;
-  while (run.next(p, piece)) {
-    prefetch_pages(p, piece);
-    int page = Row(piece.sequence, piece.first, own_key).page(p, piece.sequence);
-#pragma unroll 1
-    for (int tile = piece.first; tile < piece.last; ++tile, ++tile_count) {
-      const u64 own = reinterpret_cast<u64>(
-          Row(piece.sequence, tile, own_key).address(p, piece.sequence, page));
-      if (tile + 1 < piece.last)
-        page = Row(piece.sequence, tile + 1, own_key).page(p, piece.sequence);
-      const bf16_bits* from[4];
-      u32 live_bytes[4];
+  load_tiles(p, [&](const TileRows& rows, u32 count, u32 inside) {
+    const u32 stage = count % kStages, parity = ((count / kStages) & 1) ^ 1;
+    const u32 values = shared + kValueOffset + stage * kValueChunks * kChunkBytes + inside;
 #pragma unroll
-      for (int part = 0; part < 4; ++part) {
-        const u64 row = __shfl_sync(~0u, own, (lane >> 3) + 4 * part);
-        live_bytes[part] = row ? 16 : 0;
-        from[part] = row ? reinterpret_cast<const bf16_bits*>(row) + unit * 8 : p.q;
-      }
-      const u32 stage = tile_count % kStages, parity = ((tile_count / kStages) & 1) ^ 1;
-      const u32 values = shared + kValueOffset + stage * kValueChunks * kChunkBytes + inside;
+    for (int pair = 0; pair < kPairs; ++pair) {
+      barrier_wait(barriers.pair_empty(stage, pair), parity);
 #pragma unroll
-      for (int pair = 0; pair < kPairs; ++pair) {
-        barrier_wait(barriers.pair_empty(stage, pair), parity);
-#pragma unroll
-        for (int chunk = pair; chunk < kValueChunks; chunk += kPairs)
-#pragma unroll
-          for (int part = 0; part < 4; ++part)
-            copy_16(values + chunk * kChunkBytes + part * 2048, from[part] + chunk * 64,
-                    live_bytes[part]);
-        barrier_arrive_after_copies(barriers.pair_full(stage, pair));
-      }
-      const u32 rope_stage = tile_count % kRopeStages;
-      const u32 rope = shared + kRopeOffset + rope_stage * kChunkBytes + inside;
-      barrier_wait(barriers.rope_empty(rope_stage), ((tile_count / kRopeStages) & 1) ^ 1);
-#pragma unroll
-      for (int part = 0; part < 4; ++part)
-        copy_16(rope + part * 2048, from[part] + kValueDim, live_bytes[part]);
-      barrier_arrive_after_copies(barriers.rope_full(rope_stage));
+      for (int chunk = pair; chunk < kValueChunks; chunk += kPairs)
+        rows.copy(values + chunk * kChunkBytes, chunk * 64);
+      barrier_arrive_after_copies(barriers.pair_full(stage, pair));
     }
-  }
+    const u32 rope_stage = count % kRopeStages;
+    barrier_wait(barriers.rope_empty(rope_stage), ((count / kRopeStages) & 1) ^ 1);
+    rows.copy(shared + kRopeOffset + rope_stage * kChunkBytes + inside, kValueDim);
+    barrier_arrive_after_copies(barriers.rope_full(rope_stage));
+  });
 }
 
 // Set what a row may not see to -inf; `masks` [ROWS] is scratch. Element 4 g + 2 h + e: key
@@ -380,19 +331,11 @@ __device__ __forceinline__ void finish(const Params& p, const Piece& piece, Soft
   const int packed = piece.row + thread, token = packed / p.H, head = packed - token * p.H;
   const bool seen = total != 0.0f && token < piece.sequence.tree_size;  // NaN is seen
   const float lse = seen ? (softmax.peaks[thread] + log2_fast(total)) * kLn2 : -kInfinity;
-  bf16_bits* destination = nullptr;
-  if (!piece.is_whole) {
-    const i64 slot_row = static_cast<i64>(piece.slot) * ROWS + thread;
-    p.partial_lse[slot_row] = lse;
-    destination = p.partial_out + slot_row * kValueDim;
-  } else if (token < p.T) {
-    const i64 n = piece.sequence.index;
-    p.lse[n * p.lse_sequence + token * p.lse_token + head * p.lse_head] = lse;
-    destination = p.out + n * p.out_sequence + token * p.out_token + head * p.out_head;
-  }
+  const Place place(p, piece, packed, token, head);
+  if (place.lse) *place.lse = lse;
   barrier_wait(free, parity);
   softmax.decays[thread] = seen ? 1.0f / total : 0.0f;
-  to[thread] = destination;
+  to[thread] = place.out;
 }
 
 // Queue the product of a tile and the queries, chunk by chunk as they arrive.
@@ -464,7 +407,8 @@ __device__ __forceinline__ void score(const Params& p, unsigned char* smem, u32 
   while (run.next(p, piece)) {
     barrier_wait(barriers.query_empty(), (piece_count & 1) ^ 1);
     ++piece_count;
-    load_queries(p, piece, shared + kQueryOffset);
+    load_queries<kChunks, kQueryChunkBytes>(p, piece, shared + kQueryOffset,
+                                            (threadIdx.x & 127) >> 3, ROWS);
     softmax.reset();
     warpgroup_barrier();
     for (int tile = piece.first; tile < piece.last; ++tile, ++tile_count, ++weight_count) {

@@ -33,13 +33,13 @@
 #define BLOCK_ROWS 64
 
 #include "hopper.cuh"
+#include "tree_attention_copies.cuh"
 #include "tree_attention_line.cuh"
 #include "tree_attention_merge.cuh"
 
 constexpr int kHalfDims = kValueDim / 2;      // of a warpgroup
 constexpr int kHalfChunks = kHalfDims / 64;
 constexpr int kChunks = kValueDim / 64 + 1;   // the last one is rope
-constexpr int kChunkBytes = kKeys * 128;      // of 64 keys, of 64 queries, of weights
 constexpr int kStages = 2;
 constexpr int kScores = kKeys / 2;            // accumulator registers of 64 x 64 a thread
 constexpr int kValues = kHalfDims / 2;        // of 64 x 256
@@ -119,73 +119,22 @@ struct Barriers {
   __device__ __forceinline__ u32 weights_empty(u32 group) const { return base + 96 + 8 * group; }
 };
 
-// A warp copies rows 4 warp + i + 16 part, i and part below 4, eight lanes a row. Lane l of either
-// half finds row 4 warp + l % 4 + 16 (l / 4 % 4); the others ask it.
 __device__ __forceinline__ void load(const Params& p, u32 shared, const Barriers& barriers) {
-  const int thread = threadIdx.x & 127, lane = thread & 31, unit = thread & 7, key = thread >> 3;
-  const int own_key = 4 * (thread >> 5) + (lane & 3) + 16 * ((lane >> 2) & 3);
-  const u32 inside = key * 128 + ((unit ^ (key & 7)) << 4);
-  u32 count = 0;
-  Run run(p);
-  Piece piece;
-  while (run.next(p, piece)) {
-    prefetch_pages(p, piece);
-    int page = Row(piece.sequence, piece.first, own_key).page(p, piece.sequence);
-#pragma unroll 1
-    for (int tile = piece.first; tile < piece.last; ++tile, ++count) {
-      const u64 own = reinterpret_cast<u64>(
-          Row(piece.sequence, tile, own_key).address(p, piece.sequence, page));
-      if (tile + 1 < piece.last)
-        page = Row(piece.sequence, tile + 1, own_key).page(p, piece.sequence);
-      const bf16_bits* from[4];
-      u32 live_bytes[4];
+  load_tiles(p, [&](const TileRows& rows, u32 count, u32 inside) {
+    const u32 stage = count % kStages, parity = ((count / kStages) & 1) ^ 1;
+    const u32 values = shared + kValueOffset + stage * 2 * kHalfChunks * kChunkBytes + inside;
 #pragma unroll
-      for (int part = 0; part < 4; ++part) {
-        const u64 row = __shfl_sync(~0u, own, (lane >> 3) + 4 * part);
-        live_bytes[part] = row ? 16 : 0;
-        from[part] = row ? reinterpret_cast<const bf16_bits*>(row) + unit * 8 : p.q;
-      }
-      const u32 stage = count % kStages, parity = ((count / kStages) & 1) ^ 1;
-      const u32 values = shared + kValueOffset + stage * 2 * kHalfChunks * kChunkBytes + inside;
+    for (int half = 0; half < 2; ++half) {
+      barrier_wait(barriers.empty(stage, half), parity);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        barrier_wait(barriers.empty(stage, half), parity);
-#pragma unroll
-        for (int chunk = half * kHalfChunks; chunk < (half + 1) * kHalfChunks; ++chunk)
-#pragma unroll
-          for (int part = 0; part < 4; ++part)
-            copy_16(values + chunk * kChunkBytes + part * 2048, from[part] + chunk * 64,
-                    live_bytes[part]);
-        barrier_arrive_after_copies(barriers.full(stage, half));
-      }
-      barrier_wait(barriers.rope_empty(), (count & 1) ^ 1);
-#pragma unroll
-      for (int part = 0; part < 4; ++part)
-        copy_16(shared + kRopeOffset + inside + part * 2048, from[part] + kValueDim,
-                live_bytes[part]);
-      barrier_arrive_after_copies(barriers.rope_full());
+      for (int chunk = half * kHalfChunks; chunk < (half + 1) * kHalfChunks; ++chunk)
+        rows.copy(values + chunk * kChunkBytes, chunk * 64);
+      barrier_arrive_after_copies(barriers.full(stage, half));
     }
-  }
-}
-
-// Half of the queries of a piece.
-__device__ __forceinline__ void load_queries(const Params& p, const Piece& piece, u32 shared,
-                                             int half) {
-  const int thread = threadIdx.x & 127, unit = thread & 7, first = 32 * half + (thread >> 3);
-  int token = (piece.row + first) / p.H, head = piece.row + first - token * p.H;
-  const bf16_bits* base = p.q + piece.sequence.index * p.q_sequence + unit * 8;
-#pragma unroll 1
-  for (int row = first; row < 32 * (half + 1); row += 16) {
-    const bool live = token < piece.sequence.tree_size;
-    const bf16_bits* from = live ? base + token * p.q_token + head * p.q_head : p.q;
-    const u32 to = shared + kQueryOffset + row * 128 + ((unit ^ (row & 7)) << 4);
-#pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk)
-      copy_16(to + chunk * kChunkBytes, from + chunk * 64, live ? 16u : 0u);
-    for (head += 16; head >= p.H; head -= p.H) ++token;
-  }
-  asm volatile("cp.async.wait_all;" ::: "memory");
-  fence_async_proxy();
+    barrier_wait(barriers.rope_empty(), (count & 1) ^ 1);
+    rows.copy(shared + kRopeOffset + inside, kValueDim);
+    barrier_arrive_after_copies(barriers.rope_full());
+  });
 }
 
 __device__ __forceinline__ void scale_values(const float (&decay)[2], float (&values)[kValues]) {
@@ -472,18 +421,9 @@ struct Group {
       const bool seen = total != 0.0f && token < piece.sequence.tree_size;  // NaN is seen
       const float lse = seen ? (softmax.peak[h] + log2_fast(total)) * kLn2 : -kInfinity;
       by[h] = seen ? 1.0f / total : 0.0f;
-      float* lse_to = nullptr;
-      to[h] = nullptr;
-      if (!piece.is_whole) {
-        const i64 slot_row = static_cast<i64>(piece.slot) * BLOCK_ROWS + packed - piece.row;
-        lse_to = p.partial_lse + slot_row;
-        to[h] = p.partial_out + slot_row * kValueDim;
-      } else if (token < p.T) {
-        const i64 n = piece.sequence.index;
-        lse_to = p.lse + n * p.lse_sequence + token * p.lse_token + head * p.lse_head;
-        to[h] = p.out + n * p.out_sequence + token * p.out_token + head * p.out_head;
-      }
-      if (lse_to && group == 0 && (lane() & 3) == 0) *lse_to = lse;
+      const Place place(p, piece, packed, token, head);
+      to[h] = place.out;
+      if (place.lse && group == 0 && (lane() & 3) == 0) *place.lse = lse;
     }
     // Four lanes hold eight dims of a row, four groups of them; each takes a group whole.
 #pragma unroll
@@ -514,7 +454,8 @@ struct Group {
     Piece piece;
     while (run.next(p, piece)) {
       named_barrier<256>(1);  // the last queries and totals have been read
-      load_queries(p, piece, shared, group);
+      const int half = 32 * static_cast<int>(group), first = half + ((threadIdx.x & 127) >> 3);
+      load_queries<kChunks, kChunkBytes>(p, piece, shared + kQueryOffset, first, half + 32);
       named_barrier<256>(1);
       softmax.reset();
 #pragma unroll
