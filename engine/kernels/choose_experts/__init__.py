@@ -17,26 +17,17 @@ Source: arXiv 2412.19437 §2.1.2.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from engine.kernels.choose_experts.cases import (
-    CASES,
-    PRODUCTION,
-    ChooseExpertsCase,
-    cost,
-    inputs,
-    tolerance,
-)
-from engine.kernels.choose_experts.problem import Choice, pose
+from engine.kernels.choose_experts import cases
+from engine.kernels.choose_experts.cases import ChooseExpertsCase
+from engine.kernels.choose_experts.problem import Choice, Problem, pose
 from engine.kernels.choose_experts.reference import run as _run_reference
 from engine.kernels.op import Backend, Build, Op
-from engine.kernels.registry import backend_named, given, later
+from engine.kernels.registry import backend_named, later, op_of
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from engine.kernels.op import Kernel
 
 __all__ = ["OP", "Choice", "ChooseExpertsCase", "choose_experts"]
 
@@ -103,22 +94,10 @@ def choose_experts(
     return problem.choice
 
 
-def _kernels(name: str, arch: int, **arguments: Any) -> tuple[Kernel, ...]:
-    """Return what a backend launches on an architecture for these arguments."""
-    build: Build = given(name, "kernels", backend_named(_BACKENDS, name, _WHAT).build)
+def _problem(**arguments: Any) -> Problem:
+    """Check the arguments of a call of which the optional ones may be left out."""
     defaults = {"scaling": 1.0, "is_normalised": True, "num_groups": 1, "kept_groups": 1}
-    return build.kernels(pose(**(defaults | arguments)), arch)
+    return pose(**(defaults | arguments))
 
 
-OP: Op[ChooseExpertsCase] = Op(
-    name="choose_experts",
-    reference=partial(choose_experts, backend="reference"),
-    implementations={name: partial(choose_experts, backend=name) for name in _BACKENDS},
-    archs={name: backend.build.archs for name, backend in _BACKENDS.items() if backend.build},
-    kernels=_kernels,
-    cases=CASES,
-    production=PRODUCTION,
-    inputs=inputs,
-    cost=cost,
-    tolerance=tolerance,
-)
+OP: Op[ChooseExpertsCase] = op_of(choose_experts, _BACKENDS, _problem, cases)

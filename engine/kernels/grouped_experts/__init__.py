@@ -27,26 +27,17 @@ Source: arXiv 2412.19437 §2.1.2 (the experts), vllm-project/compressed-tensors 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from engine.kernels.grouped_experts.cases import (
-    CASES,
-    PRODUCTION,
-    GroupedExpertsCase,
-    cost,
-    inputs,
-    tolerance,
-)
+from engine.kernels.grouped_experts import cases
+from engine.kernels.grouped_experts.cases import GroupedExpertsCase
 from engine.kernels.grouped_experts.problem import Problem, pose
 from engine.kernels.grouped_experts.reference import run as _run_reference
 from engine.kernels.op import Backend, Build, Op
-from engine.kernels.registry import backend_named, given, later
+from engine.kernels.registry import backend_named, given, later, op_of
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from engine.kernels.op import Kernel
 
 __all__ = [
     "OP",
@@ -172,12 +163,6 @@ def experts_workspace_size(*operands: Tensor, backend: str, **arguments: Any) ->
     return int(size(_problem(*operands, **arguments)))
 
 
-def _kernels(name: str, arch: int, **arguments: Any) -> tuple[Kernel, ...]:
-    """Return what a backend launches on an architecture for these arguments."""
-    build: Build = given(name, "kernels", backend_named(_BACKENDS, name, _WHAT).build)
-    return build.kernels(_problem(**arguments), arch)
-
-
 def _problem(*operands: Tensor, **arguments: Any) -> Problem:
     """Check the arguments of a call of which the optional ones may be left out."""
     scales = ("gate_scale", "up_scale", "down_scale", "block")
@@ -185,15 +170,4 @@ def _problem(*operands: Tensor, **arguments: Any) -> Problem:
     return pose(*operands, **(options | arguments))
 
 
-OP: Op[GroupedExpertsCase] = Op(
-    name="grouped_experts",
-    reference=partial(grouped_experts, backend="reference"),
-    implementations={name: partial(grouped_experts, backend=name) for name in _BACKENDS},
-    archs={name: backend.build.archs for name, backend in _BACKENDS.items() if backend.build},
-    kernels=_kernels,
-    cases=CASES,
-    production=PRODUCTION,
-    inputs=inputs,
-    cost=cost,
-    tolerance=tolerance,
-)
+OP: Op[GroupedExpertsCase] = op_of(grouped_experts, _BACKENDS, _problem, cases)

@@ -17,26 +17,17 @@ Source: arXiv 2412.19437 §2.1.1.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from engine.kernels.mla_rows.cases import (
-    CASES,
-    PRODUCTION,
-    MlaRowsCase,
-    cost,
-    inputs,
-    tolerance,
-)
+from engine.kernels.mla_rows import cases
+from engine.kernels.mla_rows.cases import MlaRowsCase
 from engine.kernels.mla_rows.problem import pose
 from engine.kernels.mla_rows.reference import run as _run_reference
 from engine.kernels.op import Backend, Build, Op
-from engine.kernels.registry import backend_named, given, later
+from engine.kernels.registry import backend_named, later, op_of
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from engine.kernels.op import Kernel
 
 __all__ = ["OP", "MlaRowsCase", "mla_rows"]
 
@@ -96,21 +87,4 @@ def mla_rows(
         run(problem)
 
 
-def _kernels(name: str, arch: int, **arguments: Any) -> tuple[Kernel, ...]:
-    """Return what a backend launches on an architecture for these arguments."""
-    build: Build = given(name, "kernels", backend_named(_BACKENDS, name, _WHAT).build)
-    return build.kernels(pose(**arguments), arch)
-
-
-OP: Op[MlaRowsCase] = Op(
-    name="mla_rows",
-    reference=partial(mla_rows, backend="reference"),
-    implementations={name: partial(mla_rows, backend=name) for name in _BACKENDS},
-    archs={name: backend.build.archs for name, backend in _BACKENDS.items() if backend.build},
-    kernels=_kernels,
-    cases=CASES,
-    production=PRODUCTION,
-    inputs=inputs,
-    cost=cost,
-    tolerance=tolerance,
-)
+OP: Op[MlaRowsCase] = op_of(mla_rows, _BACKENDS, pose, cases)

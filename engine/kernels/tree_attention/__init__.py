@@ -34,27 +34,18 @@ Source: arXiv 2412.19437 §2.1.1 (latent rows), arXiv 2604.12989 (the tree).
 
 from __future__ import annotations
 
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from engine.kernels.op import Backend, Build, Op
-from engine.kernels.registry import backend_named, given, later
-from engine.kernels.tree_attention.cases import (
-    CASES,
-    PRODUCTION,
-    TreeAttentionCase,
-    cost,
-    inputs,
-    tolerance,
-)
+from engine.kernels.registry import backend_named, given, later, op_of
+from engine.kernels.tree_attention import cases
+from engine.kernels.tree_attention.cases import TreeAttentionCase
 from engine.kernels.tree_attention.problem import Problem, pose
 from engine.kernels.tree_attention.reference import run as _run_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from engine.kernels.op import Kernel
 
 __all__ = [
     "OP",
@@ -101,10 +92,6 @@ _BACKENDS: dict[str, Backend] = {
         programs=later("tree_attention.cuda_sm90", "programs"),
         workspace_size=later("tree_attention.cuda_sm90", "workspace_size"),
     ),
-}
-_BUILDS: dict[str, Build] = {
-    **{name: backend.build for name, backend in _BACKENDS.items() if backend.build is not None},
-    "ladder": _built("ladder"),  # measured beside the implementations
 }
 
 
@@ -228,11 +215,6 @@ def workspace_size(*operands: Tensor, backend: str, **arguments: Any) -> int:
     return int(size(_problem(*operands, **arguments)))
 
 
-def _kernels(name: str, arch: int, **arguments: Any) -> tuple[Kernel, ...]:
-    """Return what an entry of `_BUILDS` launches on an architecture for these arguments."""
-    return _BUILDS[name].kernels(_problem(**arguments), arch)
-
-
 def _problem(*operands: Tensor, **arguments: Any) -> Problem:
     """Check the arguments of a call of which the optional ones may be left out."""
     options: dict[str, Any] = dict.fromkeys(
@@ -241,15 +223,6 @@ def _problem(*operands: Tensor, **arguments: Any) -> Problem:
     return pose(*operands, **(options | arguments))
 
 
-OP: Op[TreeAttentionCase] = Op(
-    name="tree_attention",
-    reference=partial(tree_attention, backend="reference"),
-    implementations={name: partial(tree_attention, backend=name) for name in _BACKENDS},
-    archs={name: build.archs for name, build in _BUILDS.items()},
-    kernels=_kernels,
-    cases=CASES,
-    production=PRODUCTION,
-    inputs=inputs,
-    cost=cost,
-    tolerance=tolerance,
+OP: Op[TreeAttentionCase] = op_of(
+    tree_attention, _BACKENDS, _problem, cases, beside={"ladder": _built("ladder")}
 )
