@@ -36,8 +36,9 @@ def text_of(capsys, *arguments):
 
 
 def command(*arguments, **streams):
+    # A suite started in the background of a shell has interrupts ignored, and so would its children.
     return subprocess.Popen(
-        [sys.executable, "-m", "engine", *arguments],
+        ["env", "--default-signal=INT", sys.executable, "-m", "engine", *arguments],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
