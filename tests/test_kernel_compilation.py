@@ -32,10 +32,7 @@ RESERVED = 1 * KIB  # that the system takes of every block and the limits leave 
 STACK_LIMIT = 32  # bytes a thread; a few registers at a loop's edge, nothing a tile spills
 # Kernels that may spill, by name and architecture: bytes of stack a thread, and why.
 SPILLS = {
-    **{
-        ("split_kernel", arch): (832, "around the few tiles of a tree, not over the prefix")
-        for arch in (90, 100)
-    },
+    ("split_kernel", 90): (256, "tall tiles, around the few tiles of a tree"),
     **{
         ("ladder_kernel", arch): (640, "where pages have more rows than one; an exhibit")
         for arch in (90, 100)
