@@ -9,7 +9,7 @@ from engine.presets import rank_of
 SMALL = rank_of(
     replace(
         WHOLE, hidden_size=64, num_hidden_layers=3, kv_lora_rank=32, q_lora_rank=24,
-        qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, n_routed_experts=16,
+        qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16, n_routed_experts=16,
         num_experts_per_tok=4, moe_intermediate_size=256, intermediate_size=256, vocab_size=512,
         max_position_embeddings=4096,
     ),

@@ -67,7 +67,7 @@ def test_memory_is_what_was_counted(models):
     line = memory(models, 100_000, LAYOUT)
 
     total = float(re.search(r"; ([0-9.]+) GB with 100000 tokens", line)[1])
-    assert total == pytest.approx(3 * 40 * 2 * 100_000 / 1e9, abs=0.02)
+    assert total == pytest.approx(3 * 48 * 2 * 100_000 / 1e9, abs=0.02)
 
 
 def test_the_table_of_experts_has_a_line_for_each_number_of_tokens():

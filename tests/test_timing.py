@@ -147,6 +147,14 @@ def arithmetic(out, rounds, lanes: tl.constexpr):
     tl.store(out + tl.program_id(0) * lanes + tl.arange(0, lanes), value)
 
 
+@triton.jit
+def chase(out, links, hops):
+    place = tl.load(links)
+    for _ in range(hops):
+        place = tl.load(links + place)
+    tl.store(out, place)
+
+
 def launch(rounds):
     """Return a launch of a kernel whose time no cache decides."""
     out = torch.empty(132, 128, device="cuda")
@@ -204,17 +212,32 @@ def test_a_captured_call_keeps_its_operands():
 @gpu
 @no_gpu
 def test_a_flush_leaves_nothing_of_the_last_sample_in_the_cache():
-    data = torch.zeros(4 << 20, device="cuda")
+    """A chain of reads, each naming the next one's place, takes what one read takes, many times.
+
+    That is the latency of the cache or of the memory, several times as long, whatever a launch
+    costs and however fast many reads at once would be. The best of many samples is compared, so
+    that whoever else uses the device cannot make a warm chain look cold.
+    """
+    hops, line = 1024, 1024  # places 8 KiB apart: none in another's line, all in an L2
+    order = torch.randperm(hops, generator=torch.Generator().manual_seed(0)) * line
+    links = torch.zeros(hops * line, dtype=torch.int64)
+    links[order] = order.roll(-1)
+    links, out = links.to("cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
     flush, clock = CacheFlush.of("cuda"), DeviceClock(CudaQueue())
+
+    def body():
+        chase[(1,)](out, links, hops, num_warps=1)
 
     def cold():
         flush()
-        return sample(clock, data.sum)
+        return sample(clock, body)
 
-    warm_s = statistics.median(sample(clock, data.sum) for _ in range(21))
-    cold_s = statistics.median(cold() for _ in range(21))
+    body()  # compiles
+    warm_s = min(sample(clock, body) for _ in range(51))
+    cold_s = min(cold() for _ in range(51))
 
-    assert cold_s > 1.1 * warm_s
+    assert out.item() in order
+    assert cold_s > 1.5 * warm_s
 
 
 if __name__ == "__main__":
