@@ -28,12 +28,12 @@ from engine import (
     Engine,
     EngineConfig,
     PlantedDrafter,
+    PlantedTarget,
     Preset,
     Snapshot,
     StepBatch,
     StepShape,
     begin_planted,
-    plant_step,
     resident_bytes,
     stage_costs,
 )
@@ -87,13 +87,12 @@ class Planted:
             graphs=layout.graphs,
             max_context=context + ahead + layout.prefill_chunk,
         )
-        continuation = [0] * ahead
+        target, num_rows = PlantedTarget(models.target), context - layout.commit_length
+        continuation = target.continuation(1 + num_rows, ahead)
         drafter = PlantedDrafter(models.drafter, [continuation], layout.commit_length)
-        engine = Engine(models.target, drafter, config)
-        batch = begin_planted(engine, [context - layout.commit_length])
-        plant_step(engine, batch, continuation)
+        engine = Engine(target, drafter, config)
+        batch = begin_planted(engine, [num_rows])
         engine.step(batch)
-        plant_step(engine, batch, continuation)
         return cls(engine, batch, engine.snapshot(batch))
 
     def step(self) -> float:

@@ -6,9 +6,8 @@ forward runs, then its logits are steered so that every step commits exactly `co
 of the target's own continuation (`generation.py` lets the text decide).
 
 `RankStep` runs one rank of Kimi K2.6 in bfloat16, on a GPU that has room for it and in the profile
-`full` only. Its weights are random, its prompt's rows were never computed, its commit lengths are
-planted from the step itself: what it says means nothing, what it reads and launches is a step's,
-collectives excepted.
+`full` only. Its weights are random, its prompt's rows were never computed, the tokens it says are
+drawn beforehand: they mean nothing, what it reads and launches is a step's, collectives excepted.
 
 All samples of a case time the same step again, from a snapshot.
 """
@@ -24,9 +23,9 @@ from engine import (
     Engine,
     EngineConfig,
     PlantedDrafter,
+    PlantedTarget,
     StepBatch,
     begin_planted,
-    plant_step,
     preset,
     resident_bytes,
 )
@@ -134,14 +133,13 @@ class RankStep(_StepSuite):
         )
         self.check_room(config)
         models = random_rank(self.rank, device=DEVICE, dtype=self.dtype, seed=0)
-        continuation = [0] * (4 * self.rank.drafter.block_size)
+        target, num_rows = PlantedTarget(models.target), context_tokens - commit_length
+        continuation = target.continuation(1 + num_rows, 4 * self.rank.drafter.block_size)
         drafter = PlantedDrafter(models.drafter, [continuation], commit_length)
-        self.engine = Engine(models.target, drafter, config)
+        self.engine = Engine(target, drafter, config)
         # The first step commits `commit_length` rows: the timed one finds `context_tokens` of them.
-        self.batch = begin_planted(self.engine, [context_tokens - commit_length])
-        plant_step(self.engine, self.batch, continuation)
+        self.batch = begin_planted(self.engine, [num_rows])
         self.engine.step(self.batch)
-        plant_step(self.engine, self.batch, continuation)
         self.snapshot = self.engine.snapshot(self.batch)
 
     def check_room(self, config: EngineConfig) -> None:

@@ -33,7 +33,7 @@ from engine.errors import (
     WeightsError,
 )
 from engine.observer import STAGES, StageClock, StageObserver
-from engine.planted import PlantedDrafter, begin_planted, plant_step, record_continuation
+from engine.planted import PlantedDrafter, PlantedTarget, begin_planted, record_continuation
 from engine.presets import Preset, preset, sample_text
 from engine.sampling import Sampling
 from engine.sequence import Generation
@@ -59,6 +59,7 @@ __all__ = [
     "Generation",
     "OutOfPagesError",
     "PlantedDrafter",
+    "PlantedTarget",
     "Preset",
     "RequestError",
     "Sampling",
@@ -82,7 +83,6 @@ __all__ = [
     "load_drafter",
     "load_target",
     "measure_costs",
-    "plant_step",
     "preset",
     "record_continuation",
     "resident_bytes",

@@ -13,7 +13,7 @@ holds until the next pass. `buffers` is the slow twin of `cuda`: the same buffer
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -43,6 +43,14 @@ class RunPass(Protocol):
 
     def __call__(self, rows: PassRows) -> Passed:
         """Write the latent rows of `rows` and return what the target says after each."""
+
+
+@runtime_checkable
+class Steered(Protocol):
+    """A target that changes what its head said before anybody hears it."""
+
+    def steer(self, logits: Tensor, positions: Tensor) -> None:
+        """Change the logits [M, V] (mutated) of rows at `positions` [M]."""
 
 
 class Capture(Protocol):
@@ -83,7 +91,10 @@ class PlainPass:
     def __call__(self, rows: PassRows) -> Passed:
         """Run the target and its head."""
         passed = self.target.forward(rows, self.tap_ids)
-        return Passed(self.target.head(passed.hidden), passed.taps)
+        logits = self.target.head(passed.hidden)
+        if isinstance(self.target, Steered):
+            self.target.steer(logits, rows.positions)
+        return Passed(logits, passed.taps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

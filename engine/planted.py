@@ -1,8 +1,13 @@
 """Commit lengths and contexts that are chosen, so that a regime can be timed without its text.
 
 A planted drafter does all of its work; afterwards its logits are steered with what the target is
-known to say: the next tokens of the recorded greedy continuation become certain, and the one after
-them is banned, so that the target must disagree exactly there.
+known to say: the next tokens of its greedy continuation become certain, and the one after them is
+banned, so that the target must disagree exactly there.
+
+What a target will say can be recorded. In low precision, though, random weights give near ties, and
+what was said in a pass of one shape may not come true in another. A planted target does all of its
+work, too, and then says drawn tokens, one for each position: its continuation is known beforehand,
+and a commit length is a matter of no rounding.
 
 A planted context is rows that nobody computed: a step behind them reads as much, in less time than
 a long prompt takes to prefill. What it says means nothing.
@@ -15,7 +20,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
-from engine.batch import StepBatch, StepResult
+from engine.batch import StepBatch
 from engine.config import DrafterConfig
 from engine.decoder import Engine
 from engine.device import upload
@@ -65,6 +70,39 @@ def record_continuation(
     return tokens[1:]
 
 
+class PlantedTarget(Target):
+    """A target that an engine's greedy steps hear say drawn tokens, the same for every sequence.
+
+    Its tensors are those of `target`, its passes and its head run as ever; then the logit of the
+    token drawn for the next position is raised above all others of its row. Ties, rounding and the
+    shape of a pass decide nothing; what is no number stays none. Graphs capture it as they capture
+    the head. A prompt's own tokens are not looked at.
+
+    Parameters
+    ----------
+    target : Target
+    seed : int
+        Of the tokens.
+    """
+
+    def __init__(self, target: Target, *, seed: int = 0) -> None:
+        vars(self).update(vars(target))  # the same model, whatever it keeps besides its tensors
+        draws = torch.Generator().manual_seed(seed)
+        shape = (self.config.max_position_embeddings + 1,)
+        self.tokens = torch.randint(self.config.vocab_size, shape, generator=draws)
+        self._following = upload(self.tokens[1:], self.device)  # of each position
+
+    def continuation(self, prompt_length: int, num_tokens: int) -> list[int]:
+        """Return what greedy steps append to a prompt of `prompt_length` tokens."""
+        tokens: list[int] = self.tokens[prompt_length : prompt_length + num_tokens].tolist()
+        return tokens
+
+    def steer(self, logits: Tensor, positions: Tensor) -> None:
+        """Raise in `logits` [M, V] (mutated) what is said behind `positions` [M]."""
+        said = self._following[positions].unsqueeze(1)
+        logits.scatter_(1, said, logits.amax(1, keepdim=True) + PLANT_MARGIN)
+
+
 class PlantedDrafter:
     """Wraps a drafter so that every greedy step commits exactly `commit_length` tokens.
 
@@ -73,8 +111,8 @@ class PlantedDrafter:
     drafter : DraftModel
         Its whole forward runs for every block.
     continuations : sequence, or mapping from a prompt's index in its batch, of token ids
-        What the target appends to each prompt, as `record_continuation` gives it; each block
-        looks at most `block_size` tokens ahead.
+        What the target appends to each prompt, as `record_continuation` or a `PlantedTarget` gives
+        it; each block looks at most `block_size` tokens ahead.
     commit_length : int
         1..block_size. The engine's node budget must be at least `commit_length - 1`: a smaller
         tree has no room for the path.
@@ -197,52 +235,6 @@ def begin_planted(engine: Engine, num_tokens: Sequence[int], *, seed: int = 0) -
             _plant_rows(engine, batch, index, draws)
         on_failure.pop_all()
     return batch
-
-
-def plant_step(engine: Engine, batch: StepBatch, continuation: list[int]) -> StepResult:
-    """Rewrite what is planted next until a step commits its regime's length; `batch` is as it was.
-
-    In low precision what a target says depends on the shape of its pass, so what was recorded in
-    one may not come true in another. Here the step itself is asked: each run keeps what the last
-    one said and agrees with it a token farther at least.
-
-    Parameters
-    ----------
-    engine : Engine
-        Its drafter is a `PlantedDrafter` over `continuation`.
-    batch : StepBatch of one sequence
-    continuation : list of int
-        Mutated: from the next token on it is what the step says, then whatever it was.
-
-    Returns
-    -------
-    StepResult
-        Of the step that the next one from here repeats.
-
-    Raises
-    ------
-    ConfigError
-        The drafter is not planted, or no run came to agree with itself.
-    """
-    if not isinstance(engine.drafter, PlantedDrafter):
-        raise ConfigError(
-            f"drafter: expected a PlantedDrafter, got {type(engine.drafter).__name__} (nothing to "
-            "rewrite)"
-        )
-    wanted, start = engine.drafter.commit_length, engine.snapshot(batch)
-    first = len(batch.sequences[0].new_token_ids)
-    for _ in range(2 * engine.drafter.config.block_size):
-        result = engine.step(batch)
-        engine.rewind(batch, start)
-        (said,) = result.token_ids
-        agreed = continuation[first : first + len(said)] == list(said)
-        continuation[first : first + len(said)] = said
-        if agreed and len(said) == wanted:
-            return result
-    raise ConfigError(
-        f"continuation: expected steps of {wanted} tokens, got {len(said)} after many tries (the "
-        "target must say the same in each)"
-    )
 
 
 def _plant_rows(engine: Engine, batch: StepBatch, index: int, draws: torch.Generator) -> None:

@@ -5,14 +5,16 @@ from engine.config import EngineConfig
 from engine.decoder import Engine
 from engine.drafter import DraftRequest, TapRows
 from engine.errors import ConfigError, OutOfPagesError, RequestError
+from engine.pass_graphs import PlainPass
 from engine.planted import (
     PLANT_MARGIN,
     PlantedDrafter,
+    PlantedTarget,
     begin_planted,
-    plant_step,
     record_continuation,
 )
 from engine.presets import preset
+from engine.verify import REFERENCE, chain, plan_pass
 
 MODELS = preset("nano", dtype=torch.float64)
 PROMPT = [3, 1, 4, 1, 5]
@@ -127,42 +129,63 @@ def test_nothing_is_recorded_for_an_empty_prompt():
         record_continuation(MODELS.target, [], 3)
 
 
-def planted_engine(commit_length, continuation, models=MODELS, **config):
-    drafter = PlantedDrafter(models.drafter, [continuation], commit_length)
-    return Engine(models.target, drafter, EngineConfig(max_context=200, **config))
+def planted_pair(models, prompts, commit_length, num_tokens=80):
+    """A target that says drawn tokens, and a drafter that knows them."""
+    target = PlantedTarget(models.target)
+    known = [target.continuation(len(text), num_tokens) for text in prompts]
+    return target, PlantedDrafter(models.drafter, known, commit_length), known
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("graphs", ["off", "buffers"])
 @pytest.mark.parametrize("commit_length", range(1, 9))
-def test_a_step_is_planted_from_what_it_says_itself(commit_length, dtype):
-    continuation = [0] * 32
-    engine = planted_engine(commit_length, continuation, preset("nano", dtype=dtype))
-    batch = begin_planted(engine, [90])
+def test_a_planted_target_commits_the_planted_length_whatever_is_rounded(commit_length, graphs):
+    models = preset("nano", dtype=torch.bfloat16)
+    prompts = [PROMPT, [7], list(range(20))]
+    target, drafter, known = planted_pair(models, prompts, commit_length)
+    engine = Engine(target, drafter, EngineConfig(max_context=200, graphs=graphs))
+    batch = engine.prefill(prompts)
 
-    for _ in range(2):
-        planned = plant_step(engine, batch, continuation)
-        before = batch.sequences[0].committed_length
-        assert engine.step(batch) == planned
-        assert planned.commit_lengths == (commit_length,)
-        assert batch.sequences[0].committed_length == before + commit_length
+    for _ in range(6):
+        assert engine.step(batch).commit_lengths == (commit_length,) * 3
 
-    assert batch.sequences[0].new_token_ids == tuple(continuation[: 2 * commit_length])
-
-
-def test_what_is_planted_from_a_step_is_what_was_recorded():
-    continuation, known = [0] * 20, record_continuation(MODELS.target, PROMPT, 8)
-    engine = planted_engine(8, continuation)
-
-    plant_step(engine, engine.prefill([PROMPT]), continuation)
-
-    assert continuation[:8] == known
+    for sequence, own in zip(batch.sequences, known, strict=True):
+        assert sequence.new_token_ids == tuple(own[: 6 * commit_length])
 
 
-def test_a_step_that_is_not_planted_is_refused():
-    engine = Engine(MODELS.target, MODELS.drafter, EngineConfig(max_context=64))
+def test_a_planted_target_says_all_the_target_says_but_one_logit_of_a_row():
+    target, drafter, known = planted_pair(MODELS, [PROMPT], 4)
+    plain, steered = PlainPass(MODELS.target, (0,)), PlainPass(target, (0,))
+    engine = Engine(target, drafter, EngineConfig(max_context=64))
+    batch = engine.prefill([PROMPT])
+    rows = plan_pass(batch.cache, batch.seqs, [chain(known[0][:3])], REFERENCE)
 
-    with pytest.raises(ConfigError, match="drafter: expected a PlantedDrafter, got Drafter"):
-        plant_step(engine, engine.prefill([PROMPT]), [])
+    own, said = plain(rows), steered(rows)
+
+    raised = (said.logits != own.logits).nonzero().tolist()
+    # The chain's first token stands where the prompt's last would: positions 4, 5 and 6.
+    assert raised == [[row, token] for row, token in enumerate(known[0][:3])]
+    assert said.logits.argmax(1).tolist() == known[0][:3]
+    margin = said.logits.amax(1) - own.logits.amax(1)
+    torch.testing.assert_close(margin, torch.full_like(margin, PLANT_MARGIN))
+    assert torch.equal(own.taps, said.taps)
+
+
+def test_a_planted_target_does_not_hide_what_is_no_number():
+    target = PlantedTarget(MODELS.target)
+    logits = torch.zeros(2, 23).index_fill_(0, torch.tensor([1]), torch.nan)
+
+    target.steer(logits, torch.tensor([3, 4]))
+
+    assert logits[0].isfinite().all()
+    assert logits[1].isnan().all()
+
+
+def test_planted_tokens_are_those_of_a_seed_and_of_a_position():
+    one, same, other = (PlantedTarget(MODELS.target, seed=seed) for seed in (0, 0, 1))
+
+    assert one.continuation(5, 30) == same.continuation(5, 30) != other.continuation(5, 30)
+    assert one.continuation(5, 30)[2:] == one.continuation(7, 28)
+    assert one.tensors is MODELS.target.tensors
 
 
 @pytest.mark.parametrize("layout", [{"page_size": 1}, {"page_size": 64, "cache_layout": "hybrid"}])
