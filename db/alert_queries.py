@@ -2,19 +2,19 @@
 
 import datetime as dt
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from scipy.special import betaincinv
-from sqlalchemy import func, select
+from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from db.alerts import LIVE
 from db.cases import jsonable
 from db.columns import AlertState
 from db.errors import AlertError
-from db.frames import with_names
+from db.frames import AnySelect, with_names
 from db.models import (
     Alert,
     AlertEvent,
@@ -29,6 +29,7 @@ from db.models import (
     Series,
     User,
 )
+from db.session import chunks
 
 OF_THE_RUNNER: Final = frozenset({"environment", "clock", "hardware"})  # causes its owner answers
 REAL: Final = frozenset({AlertState.CONFIRMED, AlertState.EXPECTED})
@@ -52,6 +53,7 @@ class AlertView:
     id: int
     state: str
     owner: str  # "runner h200" where a machine's keeper answers, else "commit 1a2b3c4d5e6f"
+    series_id: int
     benchmark: str
     params: str
     machine: str
@@ -111,21 +113,44 @@ class Stale:
 
 def alerts(session: Session, states: Collection[AlertState] = LIVE) -> list[AlertView]:
     """List the alerts in the given states, the newest commit and the largest change first."""
-    query = (
+    query = _alert_rows().where(Alert.state.in_(list(states)))
+    found = _views(session, query.order_by(Commit.committed_at.desc(), Alert.id))
+    commits = {view.commit: place for place, view in reversed(list(enumerate(found)))}
+    return sorted(found, key=lambda view: (commits[view.commit], -abs(view.relative_change)))
+
+
+def alert(session: Session, alert_id: int) -> AlertView:
+    """Give one alert.
+
+    Raises
+    ------
+    AlertError
+        No alert has that number.
+    """
+    for view in _views(session, _alert_rows().where(Alert.id == alert_id)):
+        return view
+    raise AlertError(f"alert: expected the number of a stored one, got {alert_id}")
+
+
+def _alert_rows() -> AnySelect:
+    return (
         with_names(select(Alert, ChangePoint, Series, Benchmark, Metric, Machine, Commit))
         .join(ChangePoint, ChangePoint.series_id == Series.id)
         .join(Alert, Alert.change_point_id == ChangePoint.id)
         .join(Commit, Commit.id == ChangePoint.commit_id)
-        .where(Alert.state.in_(list(states)))
-        .order_by(Commit.committed_at.desc(), Alert.id)
     )
+
+
+def _views(session: Session, query: AnySelect) -> list[AlertView]:
+    """Make a view of each row, with its own history."""
     rows = session.execute(query).all()
-    steps = _steps(session)
-    found = [
+    steps = _steps(session, [row.Alert.id for row in rows])
+    return [
         AlertView(
             id=alert.id,
             state=alert.state.value,
             owner=_owner(point.cause, machine.name, commit.sha),
+            series_id=line.id,
             benchmark=benchmark.name,
             params=line.params,
             machine=machine.name,
@@ -140,22 +165,6 @@ def alerts(session: Session, states: Collection[AlertState] = LIVE) -> list[Aler
         )
         for alert, point, line, benchmark, metric, machine, commit in rows
     ]
-    commits = {view.commit: place for place, view in reversed(list(enumerate(found)))}
-    return sorted(found, key=lambda view: (commits[view.commit], -abs(view.relative_change)))
-
-
-def alert(session: Session, alert_id: int) -> AlertView:
-    """Give one alert.
-
-    Raises
-    ------
-    AlertError
-        No alert has that number.
-    """
-    for view in alerts(session, list(AlertState)):
-        if view.id == alert_id:
-            return view
-    raise AlertError(f"alert: expected the number of a stored one, got {alert_id}")
 
 
 def untold(session: Session, channel: str) -> list[AlertView]:
@@ -164,15 +173,13 @@ def untold(session: Session, channel: str) -> list[AlertView]:
     Nobody is told of the code before a re-run or a person confirmed it; a runner's keeper is told
     at once, as no re-run on the same runner says more.
     """
-    told = set(
-        session.scalars(select(AlertNotice.alert_id).where(AlertNotice.channel == channel)).all()
+    told = select(AlertNotice.alert_id).where(AlertNotice.channel == channel)
+    query = _alert_rows().where(
+        Alert.state.in_(list(LIVE)),
+        or_(Alert.state == AlertState.CONFIRMED, ChangePoint.cause.in_(sorted(OF_THE_RUNNER))),
+        Alert.id.not_in(told),
     )
-    return [
-        view
-        for view in alerts(session)
-        if view.id not in told
-        and (view.state == AlertState.CONFIRMED.value or view.cause in OF_THE_RUNNER)
-    ]
+    return _views(session, query.order_by(Commit.committed_at.desc(), Alert.id))
 
 
 def precision(session: Session) -> Precision:
@@ -209,10 +216,13 @@ def _owner(cause: str, machine: str, commit: str) -> str:
     return f"runner {machine}" if cause in OF_THE_RUNNER else f"commit {commit[:12]}"
 
 
-def _steps(session: Session) -> dict[int, list[AlertStep]]:
+def _steps(session: Session, alert_ids: Sequence[int]) -> dict[int, list[AlertStep]]:
+    """Read the history of these alerts, and of no others."""
     query = select(AlertEvent, User.email).outerjoin(User, User.id == AlertEvent.user_id)
     found: dict[int, list[AlertStep]] = defaultdict(list)
-    for event, email in session.execute(query.order_by(AlertEvent.id)):
-        one = AlertStep(event.state.value, email, event.note, event.created_at)
-        found[event.alert_id].append(one)
+    for chunk in chunks(alert_ids):
+        asked = query.where(AlertEvent.alert_id.in_(chunk)).order_by(AlertEvent.id)
+        for event, email in session.execute(asked):
+            one = AlertStep(event.state.value, email, event.note, event.created_at)
+            found[event.alert_id].append(one)
     return found

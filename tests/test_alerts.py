@@ -5,18 +5,18 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, event, text
 from sqlalchemy.orm import Session
 
 from dashboard.cli import main
 from db.alert_queries import alert, alerts, precision, stale
-from db.alerts import judge, settle
+from db.alerts import LIVE, judge, settle
 from db.cases import Verdict
 from db.columns import AlertState
 from db.detection import detect_all
 from db.errors import AlertError
 from db.ingest import ingest
-from db.models import User
+from db.models import AlertEvent, User
 from db.session import downgrade, upgrade
 from tests.asv_trees import BENCHMARK, START_S, AsvTree, row
 
@@ -99,6 +99,25 @@ def test_an_alert_closes_when_its_level_returns_and_says_where(engine, told):
         ("acknowledged", ME, "looking"),
         ("fixed", None, f"the level returned at {sha(20)[:12]}"),
     ]
+
+
+def test_a_list_reads_the_history_of_what_it_lists_alone(engine, told):
+    """What was closed over the years costs nothing."""
+    told.add(1.2, 8).add(1.5, 8).detect(engine)
+    second, first = (found.id for found in listed(engine))
+    for state in ("acknowledged", "confirmed", "expected"):
+        say(engine, first, state)
+    read = []
+    event.listen(AlertEvent, "load", read_by := lambda row, _: read.append(row.alert_id))
+    try:
+        open_ones = listed(engine, LIVE)
+        with Session(engine) as session:
+            one = alert(session, second)
+    finally:
+        event.remove(AlertEvent, "load", read_by)
+
+    assert ([found.id for found in open_ones], one.id) == ([second], second)
+    assert read == [second, second]
 
 
 def test_half_of_the_way_back_is_not_fixed(engine, told):
