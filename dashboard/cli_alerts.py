@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
 import click
 from click.exceptions import Exit
 from sqlalchemy.orm import Session
 
 from dashboard.cli_base import App, json_option, pass_app, print_json
-from dashboard.cli_exit import ExitCode
-from dashboard.cli_notices import channel_of, payload, post
+from dashboard.cli_exit import ExitCode, RefusedError
+from dashboard.cli_notices import NoticeError, channel_of, payload, post
+from dashboard.mail_notices import address, message, send, server_of
 from dashboard.units import change_text
 from dashboard.words import case_name, count_text
 from db.alert_queries import alert, precision, stale, untold
@@ -22,10 +24,22 @@ from db.columns import AlertState
 from db.models import AlertNotice
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dashboard.mail_notices import MailServer
     from db.alert_queries import AlertView
 
 SETTABLE: Final = [state.value for state in AlertState if state not in BY_THE_SERVICE]
 DEFAULT_STALE_HOURS: Final = 48.0
+
+
+class _Where(TypedDict):
+    """Whom `notify` tells, and by what."""
+
+    webhook: str | None
+    mail: tuple[str, ...]
+    smtp: str | None
+    sender: str | None
 
 
 @click.group()
@@ -115,32 +129,73 @@ def precision_(app: App, *, as_json: bool) -> None:
 
 
 @alerts.command()
+@click.option("--webhook", metavar="URL", envvar="DDTREE_BENCH_WEBHOOK", help="Post there.")
 @click.option(
-    "--webhook",
-    "url",
-    metavar="URL",
-    envvar="DDTREE_BENCH_WEBHOOK",
-    required=True,
-    help="Where to.",
+    "--mail",
+    metavar="ADDRESS",
+    envvar="DDTREE_BENCH_MAIL",
+    multiple=True,
+    help="Write to them; may be given again.",
 )
+@click.option(
+    "--smtp",
+    metavar="URL",
+    envvar="DDTREE_BENCH_SMTP",
+    help="Where mail is handed in: smtp://HOST:PORT (STARTTLS), smtps:// or smtp+plain://.",
+)
+@click.option("--sender", metavar="ADDRESS", envvar="DDTREE_BENCH_SENDER", help="Who writes.")
 @click.option("--dry-run", is_flag=True, help="Print what would be sent.")
 @pass_app
-def notify(app: App, url: str, *, dry_run: bool) -> None:
-    """Send what is confirmed, or a runner's, to a webhook; each alert once.
+def notify(app: App, /, *, dry_run: bool, **where: Unpack[_Where]) -> None:
+    """Send what is confirmed, or a runner's, to a webhook or by mail; each alert once to each.
+
+    Who logs in to hand mail in stands in DDTREE_BENCH_SMTP_USER and DDTREE_BENCH_SMTP_PASSWORD.
+    What one of them does not take is told there again by the next call; the others have theirs.
 
     Example: ddtree-bench alerts notify --webhook https://hooks.example.org/T0/B1
     """
-    channel = channel_of(url)
+    failed = []
+    for channel, deliver in _channels(**where):
+        try:
+            click.echo(_tell(app, channel, None if dry_run else deliver))
+        except NoticeError as error:
+            failed.append(str(error))
+    if failed:
+        raise NoticeError("\n".join(failed))
+
+
+def _channels(
+    webhook: str | None, mail: Sequence[str], smtp: str | None, sender: str | None
+) -> list[tuple[str, Callable[[Sequence[AlertView]], None]]]:
+    """Name whom to tell, and how; all of it is checked before anybody is."""
+    found: list[tuple[str, Callable[[Sequence[AlertView]], None]]] = []
+    if webhook is not None:
+        found.append((channel_of(webhook), lambda views: post(webhook, payload(views))))
+    if mail:
+        if smtp is None or sender is None:
+            raise RefusedError("mail: expected --smtp and --sender beside it, got none")
+        server, author = server_of(smtp), address(sender)
+        found += [(f"mail {address(to)}", partial(_write, server, author, to)) for to in mail]
+    if not found:
+        raise RefusedError("notify: expected --webhook or --mail, got neither")
+    return found
+
+
+def _write(server: MailServer, sender: str, to: str, views: Sequence[AlertView]) -> None:
+    send(server, message(payload(views)["text"], sender=sender, to=to))
+
+
+def _tell(app: App, channel: str, deliver: Callable[[Sequence[AlertView]], None] | None) -> str:
+    """Tell one channel what it was not told; an error leaves it all untold."""
     with app.engine(must_exist=True) as engine, Session(engine) as session, session.begin():
         found = untold(session, channel)
-        if dry_run or not found:
-            click.echo(payload(found)["text"] if found else "nothing new to tell")
-            return
+        if deliver is None or not found:
+            return str(payload(found)["text"]) if found else f"{channel}: nothing new to tell"
         now = dt.datetime.now(dt.UTC)
         session.add_all(AlertNotice(alert_id=one.id, channel=channel, sent_at=now) for one in found)
         session.flush()
-        post(url, payload(found))
-    click.echo(f"{channel}: {count_text(len(found), 'alert')} told")
+        deliver(found)
+    return f"{channel}: {count_text(len(found), 'alert')} told"
 
 
 @alerts.command(name="stale")

@@ -51,7 +51,7 @@ def post(url: str, message: dict[str, Any]) -> None:
     where = channel_of(url)
     try:
         answer = httpx.post(url, json=message, timeout=TIMEOUT_S)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise NoticeError(f"{where}: expected an answer, got {type(error).__name__}") from error
     if not answer.is_success:
         raise NoticeError(f"{where}: expected status 2xx, got {answer.status_code}")
