@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 
 from dashboard.cli_base import App, json_option, pass_app, print_json
 from dashboard.cli_exit import ExitCode, RefusedError
+from dashboard.cli_mail import address, message, send, server_of
 from dashboard.cli_notices import NoticeError, channel_of, payload, post
-from dashboard.mail_notices import address, message, send, server_of
 from dashboard.units import change_text
 from dashboard.words import case_name, count_text
 from db.alert_queries import alert, precision, stale, untold
@@ -26,7 +26,7 @@ from db.models import AlertNotice
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dashboard.mail_notices import MailServer
+    from dashboard.cli_mail import MailServer
     from db.alert_queries import AlertView
 
 SETTABLE: Final = [state.value for state in AlertState if state not in BY_THE_SERVICE]
