@@ -18,7 +18,14 @@ import pytest
 import torch
 
 import engine.kernels
-from engine.kernels import OPS, ChooseExpertsCase, GroupedExpertsCase, Kernel, MlaRowsCase
+from engine.kernels import (
+    OPS,
+    ChooseExpertsCase,
+    GroupedExpertsCase,
+    Kernel,
+    MlaRowsCase,
+    SkinnyLinearCase,
+)
 
 triton = pytest.importorskip("triton")  # comes with the package on Linux
 
@@ -39,8 +46,12 @@ SPILLS = {
     },
 }
 EXHIBITS = ("triton_serial", "ladder")  # measured, not served
-# Most and fewest tokens; a choice among all, and among the experts of groups; a rank's heads.
-SHORT_CASES = ("rank-int4-1024", "rank-plain-1", "kimi-9", "deepseek-9", "mla-8-9")
+# Most and fewest tokens; a choice among all, and among the experts of groups; a rank's heads; each
+# kind of product.
+SHORT_CASES = (
+    *("rank-int4-1024", "rank-plain-1", "kimi-9", "deepseek-9", "mla-8-9"),
+    *("values-9", "queries-9", "output-17", "shared-9", "down-9"),
+)
 PACKAGE = Path(engine.kernels.__file__).parent
 CUDA_KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)")
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -68,7 +79,7 @@ def listed_kernels(*, is_exhaustive):
 
 def in_short(name, case, dtype):
     """Whether the run without `--exhaustive` takes this backend, case and dtype."""
-    if isinstance(case, (GroupedExpertsCase, ChooseExpertsCase, MlaRowsCase)):
+    if isinstance(case, (GroupedExpertsCase, ChooseExpertsCase, MlaRowsCase, SkinnyLinearCase)):
         return dtype == torch.bfloat16 and case.name in SHORT_CASES
     if name in EXHIBITS or dtype == torch.float32:
         is_both = name in EXHIBITS and dtype == torch.float32

@@ -10,6 +10,8 @@ from typing import Any
 
 from engine.kernels.choose_experts import OP as _CHOOSE_EXPERTS
 from engine.kernels.choose_experts import Choice, ChooseExpertsCase, choose_experts
+from engine.kernels.draft_tree import OP as _DRAFT_TREE
+from engine.kernels.draft_tree import DraftTreeCase, Trees, draft_tree
 from engine.kernels.grouped_experts import OP as _GROUPED_EXPERTS
 from engine.kernels.grouped_experts import (
     GroupedExpertsCase,
@@ -20,6 +22,8 @@ from engine.kernels.grouped_experts import (
 from engine.kernels.mla_rows import OP as _MLA_ROWS
 from engine.kernels.mla_rows import MlaRowsCase, mla_rows
 from engine.kernels.op import Binary, Case, Cost, Kernel, Op, Tolerance
+from engine.kernels.skinny_linear import OP as _SKINNY_LINEAR
+from engine.kernels.skinny_linear import SkinnyLinearCase, skinny_linear
 from engine.kernels.tree_attention import OP as _TREE_ATTENTION
 from engine.kernels.tree_attention import (
     TreeAttentionCase,
@@ -29,9 +33,12 @@ from engine.kernels.tree_attention import (
     workspace_size,
 )
 from engine.kernels.tree_attention.ladder import ladder_attention, ladder_programs
+from engine.kernels.tree_walk import OP as _WALK_TREE
+from engine.kernels.tree_walk import Walk, WalkTreeCase, walk_tree
 
 OPS: dict[str, Op[Any]] = {
-    op.name: op for op in (_TREE_ATTENTION, _GROUPED_EXPERTS, _CHOOSE_EXPERTS, _MLA_ROWS)
+    op.name: op
+    for op in (_TREE_ATTENTION, _GROUPED_EXPERTS, _CHOOSE_EXPERTS, _MLA_ROWS, _SKINNY_LINEAR)
 }
 
 __all__ = [
@@ -41,14 +48,20 @@ __all__ = [
     "Choice",
     "ChooseExpertsCase",
     "Cost",
+    "DraftTreeCase",
     "GroupedExpertsCase",
     "Kernel",
     "MlaRowsCase",
     "Op",
+    "SkinnyLinearCase",
     "Tolerance",
     "TreeAttentionCase",
+    "Trees",
+    "Walk",
+    "WalkTreeCase",
     "choose_experts",
     "default_num_splits",
+    "draft_tree",
     "experts_programs",
     "experts_workspace_size",
     "grouped_experts",
@@ -56,6 +69,8 @@ __all__ = [
     "ladder_programs",
     "launched_programs",
     "mla_rows",
+    "skinny_linear",
     "tree_attention",
+    "walk_tree",
     "workspace_size",
 ]
