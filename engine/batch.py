@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from engine.drafter import DraftModel, DraftRequest, TapRows
 from engine.drafter_context import DrafterContext
@@ -76,14 +77,27 @@ class StepBatch:
         """Turn the pending taps into drafter rows; a cache that reuses prefixes keeps features."""
         if self.context is None or self.pending is None:
             return
-        before = list(self.context.lengths)
+        before, counts = list(self.context.lengths), self.pending.counts
         features = drafter.extend(self.context, self.pending)
+        self._keep_features(before, counts, features)
+
+    def note_extension(self, counts: Sequence[int], features: Tensor) -> None:
+        """Count rows that were written behind the context; `features` begins with theirs."""
+        if self.context is None:
+            return
+        before = list(self.context.lengths)
+        self.context.advance(counts)
+        self._keep_features(before, counts, features[: sum(counts)])
+
+    def _keep_features(
+        self, before: Sequence[int], counts: Sequence[int], features: Tensor
+    ) -> None:
+        """Forget the pending taps; a cache that reuses prefixes keeps their features."""
         self.pending = None
-        if self.cache.shape.feature_dim:
-            spans = map(range, before, self.context.lengths)
-            added = zip(self.seqs, spans, strict=True)
+        if self.cache.shape.feature_dim and len(features):
+            added = zip(self.seqs, before, counts, strict=True)
             # A sequence that adds no row may not have begun in the cache.
-            slots = [self.cache.slots(seq, span) for seq, span in added if span]
+            slots = [self.cache.slots(seq, range(n, n + k)) for seq, n, k in added if k]
             self.cache.write_features(torch.cat(slots), features)
 
     def publish(self, index: int, num_tokens: int) -> None:

@@ -27,8 +27,8 @@ import torch
 
 from engine.budget import CostOrigin, CostTable, tree_budget
 from engine.config import DrafterConfig, EngineConfig, TargetConfig
+from engine.context_rows import REWIND_ROWS
 from engine.drafter import DraftModel, drafter_shapes
-from engine.drafter_context import REWIND_ROWS
 from engine.errors import ConfigError
 from engine.kernels import Cost
 from engine.quantized import Weight, quantization_of

@@ -24,6 +24,7 @@ from engine.budget import CostTable, allot
 from engine.config import DrafterConfig, EngineConfig
 from engine.cost import check_costs, most_nodes, pool_pages
 from engine.device import upload
+from engine.draft_graphs import draft_runner
 from engine.draft_tree import (
     Acceptance,
     DraftTree,
@@ -94,6 +95,7 @@ class Engine:
         self.config = config
         tap_ids = () if self._drafts is None else self._drafts.target_layer_ids
         self._run_pass = pass_runner(target, tap_ids, config)
+        self._run_draft = draft_runner(target, self.drafter, config)
         self.observer = observer
         self.page_fill = page_fill
         self.cost_table = cost_table
@@ -189,10 +191,9 @@ class Engine:
 
         Returns [N, horizon, V] float32, or None where nothing is drafted.
         """
-        if self.drafter is None or batch.context is None:
+        if self._run_draft is None or batch.context is None:
             return None
-        batch.complete_context(self.drafter)
-        return self.drafter.draft(batch.context, batch.request())
+        return self._run_draft(batch, batch.context)
 
     @stage
     def build(self, batch: StepBatch, draft_logits: Tensor | None) -> list[DraftTree]:

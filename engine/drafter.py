@@ -23,10 +23,12 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engine.config import DrafterConfig, TargetConfig
+from engine.context_rows import ContextRows, Sight
 from engine.device import upload
-from engine.drafter_context import DrafterContext, Sight
+from engine.drafter_context import DrafterContext
 from engine.drafter_layer import (
     BlockRows,
+    DrafterLayer,
     attention_bias,
     block_mask,
     drafter_layer_shapes,
@@ -35,6 +37,7 @@ from engine.drafter_layer import (
 from engine.errors import ConfigError, ShapeError
 from engine.layers import Rotary, rms_norm
 from engine.target import Shape, Target
+from engine.whole_attention import PagedAttention, SlicedAttention, WholeAttention
 
 MASK_EMBEDDING = "mask_embedding.weight"  # optional: the target's own row of the mask otherwise
 
@@ -70,6 +73,29 @@ class DraftRequest:
     sequence_ids: tuple[int, ...]  # index of each sequence's prompt in its batch
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockInputs:
+    """What the next blocks of N sequences are drafted from, all of it on the device.
+
+    At most S = block_size rows follow the context of each sequence; they are packed sequence by
+    sequence, and what lies behind the last of them in `taps` may be anything.
+    """
+
+    taps: Tensor  # [N * S, num_taps * hidden]
+    lengths: Tensor  # [N] int64, context rows before these
+    counts: Tensor  # [N] int64, new rows of each sequence, 0..S
+    tokens: Tensor  # [N, k] int64, `block_tokens` of the request
+    whole: PagedAttention | None  # None where no layer sees everything
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drafted:
+    """What drafting from `BlockInputs` gives."""
+
+    logits: Tensor  # [N, horizon, V] float32
+    features: Tensor  # [N * S, hidden] of the taps
+
+
 class DraftModel(Protocol):
     """Anything that proposes blocks: `Drafter`, or a wrapper around one."""
 
@@ -90,6 +116,15 @@ class DraftModel(Protocol):
 
     def draft(self, context: DrafterContext, request: DraftRequest) -> Tensor:
         """Return draft logits [N, horizon, V] float32; row d is depth d + 1."""
+
+    def block_tokens(self, request: DraftRequest) -> list[list[int]]:
+        """Return the tokens that each block is drafted from: the root, then equally many more."""
+
+    def complete_and_draft(self, rows: ContextRows, inputs: BlockInputs) -> Drafted:
+        """Write the context rows of `inputs` (`rows` mutated) and draft the block behind them.
+
+        What is launched depends on shapes alone, so that a CUDA graph of it can be replayed.
+        """
 
 
 class Drafter:
@@ -201,9 +236,10 @@ class Drafter:
         for sight, rows in placed.items():
             kept = features if rows.source is None else features[rows.source]
             rotation = self.rotary.at(rows.positions, features.dtype)
-            for layer in self.layers:
-                if context.sights[layer.index] == sight:
-                    context.write(layer.index, rows, *layer.keys_and_values(kept, rotation))
+            places = rows.slots + context.rows.front
+            index = context.rows.index(sight, rows.seqs, places)
+            for layer in self._layers_of(context.rows, sight):
+                context.rows.write(layer.index, index, *layer.keys_and_values(kept, rotation))
         context.advance(counts)
 
     def draft(self, context: DrafterContext, request: DraftRequest) -> Tensor:
@@ -227,29 +263,74 @@ class Drafter:
             A sequence that was started late lacks rows the block sees.
         """
         context.check_complete()
-        N, S = context.num_seqs, self.config.block_size
         host = torch.tensor((context.lengths, request.root_tokens))
         lengths, roots = upload(host, self.fc.device)
-        block = self._block(context, lengths)
+        sights = dict.fromkeys(context.sights)
+        num_slots = {sight: context.num_slots(sight) for sight in sights}
+        whole = SlicedAttention(tuple(context.lengths))
+        return self._draft(context.rows, roots, self._block(lengths, num_slots, whole))
+
+    def block_tokens(self, request: DraftRequest) -> list[list[int]]:
+        """Return the root of each sequence."""
+        return [[root] for root in request.root_tokens]
+
+    def complete_and_draft(self, rows: ContextRows, inputs: BlockInputs) -> Drafted:
+        """Write the context rows of `inputs` (`rows` mutated) and draft the block behind them.
+
+        A place of the block without a new row gets one all the same: in the block's own place of
+        the context, where the block itself is written next.
+        """
+        S, device = self.config.block_size, self.fc.device
+        steps = torch.arange(S, device=device)
+        features = self.features(inputs.taps)
+        placed = features
+        if rows.num_seqs > 1:
+            first = inputs.counts.cumsum(0) - inputs.counts
+            source = (first.unsqueeze(1) + steps).clamp_(max=len(features) - 1)
+            placed = features[source.flatten()]
+        positions = inputs.lengths.unsqueeze(1) + steps  # [N, S]
+        rotation = self.rotary.at(positions.flatten(), features.dtype)
+        seqs = torch.arange(rows.num_seqs, device=device).repeat_interleave(S)
+        is_new = steps < inputs.counts.unsqueeze(1)
+        for sight in dict.fromkeys(rows.sights):
+            spare = rows.front - S + steps
+            places = torch.where(is_new, rows.front + sight.slots(positions), spare)
+            index = rows.index(sight, seqs, places.flatten())
+            for layer in self._layers_of(rows, sight):
+                rows.write(layer.index, index, *layer.keys_and_values(placed, rotation))
+        lengths = inputs.lengths + inputs.counts
+        num_slots = {sight: sight.num_kept(rows.capacity) for sight in rows.sights}
+        whole = SlicedAttention(()) if inputs.whole is None else inputs.whole.at(lengths)
+        block = self._block(lengths, num_slots, whole)
+        return Drafted(self._draft(rows, inputs.tokens[:, 0], block), features)
+
+    def _draft(self, rows: ContextRows, roots: Tensor, block: BlockRows) -> Tensor:
+        N, S = rows.num_seqs, self.config.block_size
         masks = self.mask_row.expand(N, S - 1, -1)
         x = torch.cat((self.target.embed_tokens[roots].unsqueeze(1), masks), dim=1).flatten(0, 1)
         with sdpa_kernel(list(ATTENTION_BACKENDS)):
             for layer in self.layers:
-                x = layer(x, block, context)
+                x = layer(x, block, rows)
         drafts = x.view(N, S, -1)[:, 1:]
         normed = rms_norm(drafts, self.norm, self.config.rms_norm_eps)
         return functional.linear(normed, self.target.lm_head).float()
 
-    def _block(self, context: DrafterContext, lengths: Tensor) -> BlockRows:
+    def _block(
+        self, lengths: Tensor, num_slots: Mapping[Sight, int], whole: WholeAttention
+    ) -> BlockRows:
+        """Lay out the block behind `lengths` [N] context rows that lie in so many slots."""
         steps = torch.arange(self.config.block_size, device=lengths.device)
         positions = lengths.unsqueeze(1) + steps
         group = self.config.num_attention_heads // self.config.num_key_value_heads
         biases = {
-            sight: attention_bias(block_mask(context, sight, positions), group, self.fc.dtype)
-            for sight in dict.fromkeys(context.sights)
+            sight: attention_bias(block_mask(sight, positions, count), group, self.fc.dtype)
+            for sight, count in num_slots.items()
             if sight != Sight()
         }
-        return BlockRows(self.rotary.at(positions.flatten(), self.fc.dtype), biases)
+        return BlockRows(self.rotary.at(positions.flatten(), self.fc.dtype), biases, whole)
+
+    def _layers_of(self, rows: ContextRows, sight: Sight) -> list[DrafterLayer]:
+        return [layer for layer in self.layers if rows.sights[layer.index] == sight]
 
 
 def check_pair(config: DrafterConfig, target: TargetConfig) -> None:

@@ -1,16 +1,9 @@
-"""The drafter's own keys and values of the committed context, one buffer for each layer.
+"""The drafter's own context: which positions its rows hold, which come next and may come back.
 
-::
-
-    buffer   [ block 0 .. S-1 | context slot 0, 1, 2, .. ]      S = block_size
-    layer that sees everything   position p lies in slot p
-    layer that sees a window     position p lies in slot p mod R, a ring of R = window - 1 + spare
-
-The temporary rows of the block that is drafted lie in front, so that they never overwrite a
-context row. What a slot of a ring holds is arithmetic: the last position before the length that
-falls on it. After a rewind some slots hold rows from behind the length instead; the arithmetic
-then names a position a whole ring earlier, which is outside every window as long as no more than
-`REWIND_ROWS` were taken back. Lengths live on the host; nothing here waits for the device.
+Where rows lie is the business of `ContextRows`. After a rewind some slots of a ring hold rows from
+behind the length; the arithmetic then names a position a whole ring earlier, which is outside every
+window as long as no more than `REWIND_ROWS` were taken back. Lengths live on the host; nothing here
+waits for the device.
 """
 
 from collections.abc import Sequence
@@ -20,63 +13,9 @@ import torch
 from torch import Tensor
 
 from engine.config import DrafterConfig
+from engine.context_rows import REWIND_ROWS, ContextRows, Sight, capacity_for
 from engine.device import upload
 from engine.errors import CacheError, ConfigError, ShapeError
-
-LEAST_CAPACITY = 64  # context rows of the first buffer; it doubles whenever it is full
-REWIND_ROWS = 64  # spare rows of a ring: how far `rewind` may go back
-
-
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """Which keys the rows of a layer see: those with `-ahead < q - k < behind`; None = no bound."""
-
-    behind: int | None = None
-    ahead: int | None = None
-
-    @classmethod
-    def of_layer(cls, config: DrafterConfig, index: int, max_context: int | None) -> "Sight":
-        """Return the sight of layer `index`; `max_context` bounds what a full layer sees behind."""
-        if config.layer_types[index] == "full_attention":
-            return cls(behind=max_context)
-        window = config.sliding_window
-        return cls(behind=window, ahead=1 if config.is_block_causal else window)
-
-    @property
-    def ring(self) -> int | None:
-        """Context rows worth keeping; None = all of them."""
-        return None if self.behind is None else self.behind - 1 + REWIND_ROWS
-
-    def num_kept(self, num_rows: int) -> int:
-        """Return how many of `num_rows` context rows are kept."""
-        return num_rows if self.ring is None else min(num_rows, self.ring)
-
-    def first_seen(self, position: int) -> int:
-        """Return the first position that a row at `position` sees."""
-        return 0 if self.behind is None else max(0, position - self.behind + 1)
-
-    def slots(self, positions: Tensor) -> Tensor:
-        """Return the context slot of each position."""
-        return positions if self.ring is None else positions % self.ring
-
-    def held(self, lengths: Tensor, num_slots: int) -> Tensor:
-        """Return the position each of the slots in use holds, [N, num_slots]; negative = none.
-
-        `lengths` is [N, 1] int64, `num_slots` at least the longest of them where all is kept.
-        """
-        last = lengths - 1
-        slots = torch.arange(num_slots, device=lengths.device)
-        return last - (last - slots) % (self.ring or num_slots)
-
-    def sees(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return whether each query position sees each key position; they are broadcast."""
-        distance = queries - keys
-        seen = (keys >= 0).expand_as(distance)
-        if self.behind is not None:
-            seen = seen & (distance < self.behind)
-        if self.ahead is not None:
-            seen = seen & (distance > -self.ahead)
-        return seen
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +29,7 @@ class NewRows:
 
 
 class DrafterContext:
-    """Keys and values of N sequences, `[N, H_kv, S + slots, head_dim]` for each layer.
+    """Keys and values of the committed positions of N sequences, for each layer.
 
     Parameters
     ----------
@@ -123,15 +62,10 @@ class DrafterContext:
         layers = range(config.num_hidden_layers)
         self.lengths = [0] * num_seqs  # position behind the last context row of each sequence
         self.sights = tuple(Sight.of_layer(config, index, max_context) for index in layers)
-        self.capacity = LEAST_CAPACITY  # positions every sequence has room for
-        self._block_size = config.block_size
+        like = torch.empty(0, dtype=dtype, device=device)
+        self.rows = ContextRows.zeros(config, self.sights, num_seqs, like)
         self._starts = [0] * num_seqs  # first position that was ever written
         self._peaks = [0] * num_seqs  # greatest length so far: a ring lost what it pushed out
-        # Zeros, since a masked row is multiplied by a weight of zero and must be finite.
-        shape = (num_seqs, config.num_key_value_heads, config.head_dim)
-        sizes = [self._block_size + sight.num_kept(self.capacity) for sight in self.sights]
-        self._keys = [_zeros(shape, size, dtype, device) for size in sizes]
-        self._values = [_zeros(shape, size, dtype, device) for size in sizes]
 
     @property
     def num_seqs(self) -> int:
@@ -141,17 +75,17 @@ class DrafterContext:
     @property
     def device(self) -> torch.device:
         """Where the rows lie."""
-        return self._keys[0].device
+        return self.rows.layers[0].device
 
     @property
     def keys(self) -> tuple[Tensor, ...]:
         """Keys in the context slots of each layer, [N, H_kv, slots, head_dim] views."""
-        return tuple(rows[:, :, self._block_size :] for rows in self._keys)
+        return tuple(self.rows.context(layer)[0] for layer in range(len(self.sights)))
 
     @property
     def values(self) -> tuple[Tensor, ...]:
-        """Values in the context slots of each layer, [N, H_kv, slots, head_dim] views."""
-        return tuple(rows[:, :, self._block_size :] for rows in self._values)
+        """Values in the context slots of each layer, like its keys."""
+        return tuple(self.rows.context(layer)[1] for layer in range(len(self.sights)))
 
     def num_slots(self, sight: Sight) -> int:
         """Return the slots in use of layers of `sight`: the longest sequence's."""
@@ -222,31 +156,9 @@ class DrafterContext:
         return NewRows(seqs, positions, sight.slots(positions), source)
 
     def reserve(self, num_rows: int) -> None:
-        """Make room for `num_rows` rows of every sequence, at least doubling what there is."""
-        if num_rows <= self.capacity:
-            return
-        self.capacity = max(num_rows, 2 * self.capacity)
-        for index, sight in enumerate(self.sights):
-            size = self._block_size + sight.num_kept(self.capacity)
-            self._keys[index] = _widen(self._keys[index], size)
-            self._values[index] = _widen(self._values[index], size)
-
-    def write(self, layer: int, rows: NewRows, keys: Tensor, values: Tensor) -> None:
-        """Store context rows of one layer, [K, H_kv, head_dim] each; room must be reserved."""
-        slots = rows.slots + self._block_size
-        self._keys[layer][rows.seqs, :, slots] = keys
-        self._values[layer][rows.seqs, :, slots] = values
-
-    def write_block(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Store the block's temporary rows of one layer, [N * S, H_kv, head_dim] each."""
-        for rows, new in ((self._keys[layer], keys), (self._values[layer], values)):
-            block = new.view(self.num_seqs, self._block_size, *new.shape[1:])
-            rows[:, :, : self._block_size] = block.transpose(1, 2)
-
-    def attended(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the block and of the context slots in use behind it."""
-        end = self._block_size + self.num_slots(self.sights[layer])
-        return self._keys[layer][:, :, :end], self._values[layer][:, :, :end]
+        """Make room for `num_rows` rows of every sequence, up to a power of two."""
+        if num_rows > self.rows.capacity:
+            self.rows = self.rows.widened(capacity_for(num_rows))
 
     def advance(self, counts: Sequence[int]) -> None:
         """Count rows that were written to every layer."""
@@ -283,8 +195,7 @@ class DrafterContext:
         self.lengths = [self.lengths[index] for index in indices]
         self._starts = [self._starts[index] for index in indices]
         self._peaks = [self._peaks[index] for index in indices]
-        self._keys = [rows.index_select(0, chosen) for rows in self._keys]
-        self._values = [rows.index_select(0, chosen) for rows in self._values]
+        self.rows = self.rows.select(chosen)
 
     def _least_length(self, index: int) -> int:
         """Return the least length of a sequence at which no layer sees a row that is gone."""
@@ -295,18 +206,3 @@ class DrafterContext:
             return 0  # a sequence that began later is refused for such a layer
         oldest = max(self._starts[index], self._peaks[index] - sight.ring)
         return oldest + sight.behind - 1 if oldest > 0 else 0
-
-
-def _zeros(
-    shape: tuple[int, int, int], num_rows: int, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    num_seqs, heads, width = shape
-    return torch.zeros(num_seqs, heads, num_rows, width, dtype=dtype, device=device)
-
-
-def _widen(rows: Tensor, num_rows: int) -> Tensor:
-    if rows.shape[2] == num_rows:
-        return rows
-    wide = rows.new_zeros(*rows.shape[:2], num_rows, rows.shape[3])
-    wide[:, :, : rows.shape[2]] = rows
-    return wide

@@ -15,8 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.config import DrafterConfig
-from engine.drafter_context import DrafterContext, Sight
+from engine.context_rows import ContextRows, Sight
 from engine.layers import Rotation, SwiGlu, rms_norm, rotate_half_split, swiglu_shapes
+from engine.whole_attention import WholeAttention
+
+BIAS_ALIGNMENT = 16  # numbers from row to row of a bias that attention kernels read as it is
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,25 +28,26 @@ class BlockRows:
 
     rotation: Rotation
     biases: Mapping[Sight, Tensor]  # [N, 1, group * S, S + slots], of the bounded sights
+    whole: WholeAttention  # of the layers without bounds
 
 
-def block_mask(context: DrafterContext, sight: Sight, positions: Tensor) -> Tensor:
-    """Return which of the rows `context.attended` gives each block row sees.
+def block_mask(sight: Sight, positions: Tensor, num_slots: int) -> Tensor:
+    """Return which of its own rows and of the first `num_slots` context slots a block row sees.
 
     Parameters
     ----------
-    context : DrafterContext
     sight : Sight
-        Of one of its layers.
     positions : [N, S] int64
         Of the block's rows.
+    num_slots : int
+        At least those that hold rows.
 
     Returns
     -------
     Tensor
         [N, S, S + slots] bool, the block's own rows first.
     """
-    held = sight.held(positions[:, :1], context.num_slots(sight))
+    held = sight.held(positions[:, :1], num_slots)
     keys = torch.cat((positions, held), dim=1).unsqueeze(1)
     return sight.sees(positions.unsqueeze(2), keys)
 
@@ -53,8 +57,10 @@ def attention_bias(mask: Tensor, group: int, dtype: torch.dtype) -> Tensor:
 
     `mask` is [N, S, K] bool; the bias is [N, 1, group * S, K].
     """
-    bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-    return bias.masked_fill_(~mask, -torch.inf).repeat(1, group, 1).unsqueeze(1)
+    N, S, K = mask.shape
+    padded = -(-K // BIAS_ALIGNMENT) * BIAS_ALIGNMENT
+    bias = torch.zeros(N, group, S, padded, dtype=dtype, device=mask.device)[..., :K]
+    return bias.masked_fill_(~mask.unsqueeze(1), -torch.inf).flatten(1, 2).unsqueeze(1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,40 +86,34 @@ class DrafterLayer:
         keys = rotate_half_split(rms_norm(keys, self.k_norm, self.config.rms_norm_eps), rotation)
         return keys, functional.linear(x, self.v_proj).view(shape)
 
-    def __call__(self, x: Tensor, block: BlockRows, context: DrafterContext) -> Tensor:
+    def __call__(self, x: Tensor, block: BlockRows, rows: ContextRows) -> Tensor:
         """Map the block rows `x` [N * S, hidden]; their keys are kept for this draft (mutated)."""
         normed = rms_norm(x, self.input_layernorm, self.config.rms_norm_eps)
-        context.write_block(self.index, *self.keys_and_values(normed, block.rotation))
-        x = x + functional.linear(self._attend(normed, block, context), self.o_proj)
+        rows.write_block(self.index, *self.keys_and_values(normed, block.rotation))
+        x = x + functional.linear(self._attend(normed, block, rows), self.o_proj)
         return x + self.mlp(rms_norm(x, self.post_attention_layernorm, self.config.rms_norm_eps))
 
-    def _attend(self, x: Tensor, block: BlockRows, context: DrafterContext) -> Tensor:
+    def _attend(self, x: Tensor, block: BlockRows, rows: ContextRows) -> Tensor:
         """Attend from the normed block rows, [N * S, H * head_dim]."""
         config = self.config
         group = config.num_attention_heads // config.num_key_value_heads
-        N, S, heads = context.num_seqs, config.block_size, config.num_key_value_heads
+        N, S, heads = rows.num_seqs, config.block_size, config.num_key_value_heads
         queries = functional.linear(x, self.q_proj)
         queries = queries.view(N * S, config.num_attention_heads, config.head_dim)
         queries = rms_norm(queries, self.q_norm, config.rms_norm_eps)
         queries = rotate_half_split(queries, block.rotation)
         # Queries of one key head share its rows: [N, H_kv, group * S, head_dim].
         grouped = queries.view(N, S, heads, group, config.head_dim).permute(0, 2, 3, 1, 4)
-        out = self._mix(grouped.flatten(2, 3), block, context)
+        out = self._mix(grouped.flatten(2, 3), block, rows)
         return out.view(grouped.shape).permute(0, 3, 1, 2, 4).reshape(N * S, -1)
 
-    def _mix(self, queries: Tensor, block: BlockRows, context: DrafterContext) -> Tensor:
+    def _mix(self, queries: Tensor, block: BlockRows, rows: ContextRows) -> Tensor:
         """Mix the values that the queries [N, H_kv, group * S, head_dim] see, like them."""
-        sight, S = context.sights[self.index], self.config.block_size
-        keys, values = context.attended(self.index)
-        attend = functional.scaled_dot_product_attention
-        if sight != Sight():
-            return attend(queries, keys, values, attn_mask=block.biases[sight])
-        # No mask where a row sees all there is: such kernels split a long context over the device.
-        parts = [
-            attend(queries[n : n + 1], keys[n : n + 1, :, :end], values[n : n + 1, :, :end])
-            for n, end in enumerate(S + length for length in context.lengths)
-        ]
-        return torch.cat(parts)
+        bias = block.biases.get(rows.sights[self.index])
+        if bias is None:
+            return block.whole(queries, rows, self.index)
+        keys, values = rows.attended(self.index, bias.shape[-1])
+        return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
 
 
 def drafter_layer_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:

@@ -13,7 +13,7 @@ holds until the next pass. `buffers` is the slow twin of `cuda`: the same buffer
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from engine.config import EngineConfig
 from engine.draft_tree import DraftTree
 from engine.errors import ConfigError
 from engine.target import PassRows, Target
+
+T = TypeVar("T")  # what runs over fixed buffers gives
 
 MOST_BUCKETS = 16  # whose buffers and graphs are kept; the one not used for longest goes
 WARM_UP_PASSES = 2  # compile, then settle what libraries allocate on first use
@@ -54,10 +56,10 @@ class Steered(Protocol):
 
 
 class Capture(Protocol):
-    """Makes a pass over fixed buffers repeatable."""
+    """Makes what runs over fixed buffers repeatable."""
 
-    def __call__(self, run: Callable[[], Passed]) -> Callable[[], Passed]:
-        """Return what runs the pass again, with what the buffers then hold."""
+    def __call__(self, run: Callable[[], T]) -> Callable[[], T]:
+        """Return what runs it again, with what the buffers then hold."""
 
 
 def pass_runner(target: Target, tap_ids: Sequence[int], config: EngineConfig) -> RunPass:
@@ -71,14 +73,42 @@ def pass_runner(target: Target, tap_ids: Sequence[int], config: EngineConfig) ->
     plain = PlainPass(target, tuple(tap_ids))
     if config.graphs == "off":
         return plain
+    return BucketPass(plain, capture_for(config, target.device))
+
+
+def capture_for(config: EngineConfig, device: torch.device) -> Capture:
+    """Return how an engine that keeps buffers runs what stands over them.
+
+    Raises
+    ------
+    ConfigError
+        CUDA graphs are wanted where there is no CUDA device.
+    """
     if config.graphs == "buffers":
-        return BucketPass(plain, repeated)
-    if target.device.type != "cuda":
+        return repeated
+    if device.type != "cuda":
         raise ConfigError(
-            f"graphs: expected off or buffers for a target on {target.device.type}, got 'cuda' "
-            "(only CUDA devices capture)"
+            f"graphs: expected off or buffers for a target on {device.type}, got 'cuda' (only "
+            "CUDA devices capture)"
         )
-    return BucketPass(plain, CudaCapture(target.device))
+    return CudaCapture(device)
+
+
+class Kept(Generic[T]):
+    """What was made for a few keys; that used last longest ago goes first."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.values: dict[Hashable, T] = {}  # in the order of their last use
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> tuple[T, bool]:
+        """Return the value of `key`, and whether it was there before."""
+        was_there = key in self.values
+        value = self.values.pop(key) if was_there else make()
+        self.values[key] = value
+        if len(self.values) > self.most:
+            del self.values[next(iter(self.values))]
+        return value, was_there
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +154,18 @@ class BucketPass:
     def __init__(self, run: RunPass, capture: Capture) -> None:
         self._run = run
         self._capture = capture
-        self.buckets: dict[Hashable, Bucket] = {}  # in the order of their last use
+        self._kept: Kept[Bucket] = Kept(MOST_BUCKETS)
+
+    @property
+    def buckets(self) -> dict[Hashable, Bucket]:
+        """The buckets in the order of their last use."""
+        return self._kept.values
 
     def __call__(self, rows: PassRows) -> Passed:
         """Run a pass, captured before if there was one of its shape over the same storage."""
-        key = bucket_key(rows)
-        bucket = self.buckets.pop(key, None)
-        if bucket is None:
-            bucket = self._new_bucket(rows)
-        else:
+        bucket, was_there = self._kept.get(bucket_key(rows), lambda: self._new_bucket(rows))
+        if was_there:
             bucket.load(rows)
-        self.buckets[key] = bucket
-        if len(self.buckets) > MOST_BUCKETS:
-            del self.buckets[next(iter(self.buckets))]
         return bucket.run()
 
     def _new_bucket(self, rows: PassRows) -> Bucket:
@@ -156,20 +185,20 @@ class BucketPass:
         return Bucket(held, self._capture(lambda: self._run(held)))
 
 
-def repeated(run: Callable[[], Passed]) -> Callable[[], Passed]:
-    """Run the pass anew each time, over the same buffers."""
+def repeated(run: Callable[[], T]) -> Callable[[], T]:
+    """Run it anew each time, over the same buffers."""
     return run
 
 
 class CudaCapture:
-    """Captures passes in CUDA graphs that share their memory, since one runs at a time."""
+    """Captures runs of one kind in CUDA graphs that share their memory: one runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None  # torch's handle of it, once there is one
 
-    def __call__(self, run: Callable[[], Passed]) -> Callable[[], Passed]:
-        """Run the pass outside a graph first, which compiles, then capture it."""
+    def __call__(self, run: Callable[[], T]) -> Callable[[], T]:
+        """Run it outside a graph first, which compiles, then capture it."""
         with torch.cuda.device(self._device):
             aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             main = torch.cuda.current_stream()
@@ -180,12 +209,12 @@ class CudaCapture:
             main.wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool):
-                passed = run()
+                given = run()
             self._pool = graph.pool()
 
-        def replay() -> Passed:
+        def replay() -> T:
             graph.replay()
-            return passed
+            return given
 
         return replay
 

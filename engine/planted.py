@@ -22,9 +22,10 @@ from torch import Tensor
 
 from engine.batch import StepBatch
 from engine.config import DrafterConfig
+from engine.context_rows import ContextRows
 from engine.decoder import Engine
 from engine.device import upload
-from engine.drafter import DraftModel, DraftRequest, TapRows
+from engine.drafter import BlockInputs, Drafted, DraftModel, DraftRequest, TapRows
 from engine.drafter_context import DrafterContext
 from engine.errors import ConfigError, RequestError
 from engine.kv_cache import CacheShape, LatentCache
@@ -166,18 +167,35 @@ class PlantedDrafter:
             A continuation is missing or too short for this block.
         """
         logits = self.drafter.draft(context, request)
-        ahead = [
-            self._ahead(*pair)
-            for pair in zip(request.sequence_ids, request.num_generated, strict=True)
-        ]
-        wanted = upload(torch.tensor(ahead), logits.device).unsqueeze(-1)  # [N, ahead, 1]
-        num_accepted = self.commit_length - 1
+        tokens = torch.tensor(self.block_tokens(request))
+        self._steer(logits, upload(tokens, logits.device))
+        return logits
+
+    def block_tokens(self, request: DraftRequest) -> list[list[int]]:
+        """Return each root, the tokens to plant behind it and, if in reach, the one to ban.
+
+        Raises
+        ------
+        RequestError
+            A continuation is missing or too short for this block.
+        """
+        ahead = map(self._ahead, request.sequence_ids, request.num_generated)
+        return [[root, *row] for root, row in zip(request.root_tokens, ahead, strict=True)]
+
+    def complete_and_draft(self, rows: ContextRows, inputs: BlockInputs) -> Drafted:
+        """Draft with the wrapped drafter, then steer its logits."""
+        drafted = self.drafter.complete_and_draft(rows, inputs)
+        self._steer(drafted.logits, inputs.tokens)
+        return drafted
+
+    def _steer(self, logits: Tensor, tokens: Tensor) -> None:
+        """Plant what follows the roots in `tokens` [N, 1 + ahead] in the logits (mutated)."""
+        wanted, num_accepted = tokens[:, 1:, None], self.commit_length - 1  # [N, ahead, 1]
         certain = logits.amax(-1, keepdim=True)[:, :num_accepted] + PLANT_MARGIN
         logits[:, :num_accepted].scatter_(-1, wanted[:, :num_accepted], certain)
         logits[:, num_accepted : self.commit_length].scatter_(
             -1, wanted[:, num_accepted:], -torch.inf
         )
-        return logits
 
     def _ahead(self, sequence_id: int, num_generated: int) -> list[int]:
         """Return the tokens to plant and, if the block reaches that far, the one to ban."""

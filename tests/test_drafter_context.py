@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from engine.config import DrafterConfig
+from engine.context_rows import PAGE_ROWS, REWIND_ROWS, Sight
 from engine.drafter import DraftRequest, TapRows
-from engine.drafter_context import REWIND_ROWS, DrafterContext, Sight
+from engine.drafter_context import DrafterContext
 from engine.drafter_layer import block_mask
 from engine.errors import CacheError, ConfigError
 from engine.presets import preset, random_drafter
@@ -69,7 +70,7 @@ def test_every_element_of_the_mask_is_that_of_the_definition(kind, window):
     context = blank(lengths)
     blocks = torch.tensor(lengths).unsqueeze(1) + torch.arange(BLOCK)
 
-    mask = block_mask(context, sight, blocks)
+    mask = block_mask(sight, blocks, context.num_slots(sight))
 
     for n, length in enumerate(lengths):
         keys = positions_of_keys(context, sight, n, length)
@@ -98,13 +99,16 @@ def test_the_rows_of_sliding_layers_do_not_grow_with_the_context():
         context = NANO.drafter.new_context(1, max_context=max_context)
         NANO.drafter.extend(context, TapRows(random_taps(length), (length,)))
         draft(NANO.drafter, context)
-        counts = tuple(rows.untyped_storage().nbytes() // 8 // 8 - BLOCK for rows in context._keys)
+        row_bytes = 2 * 8 * 8  # value and key of one head
+        counts = tuple(
+            rows.untyped_storage().nbytes() // row_bytes - PAGE_ROWS for rows in context.rows.layers
+        )
         assert [rows.shape[2] for rows in context.values] == list(counts)
         return counts
 
     assert row_counts(1, None) == (64, 64)
-    assert row_counts(1000, None) == (RING, 1000)
-    assert row_counts(20_000, None) == (RING, 20_000)
+    assert row_counts(1000, None) == (RING, 1024)
+    assert row_counts(20_000, None) == (RING, 32_768)
     assert row_counts(20_000, 40) == (RING, 40 - 1 + REWIND_ROWS)
 
 

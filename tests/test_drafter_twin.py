@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from engine.config import EngineConfig, YarnConfig
+from engine.context_rows import REWIND_ROWS
 from engine.decoder import Engine
 from engine.drafter import MASK_EMBEDDING, Drafter, TapRows
-from engine.drafter_context import REWIND_ROWS
 from engine.presets import random_drafter, random_target
 from engine.weights import save_target
 from tests.drafts import NANO, random_taps, request, variant

@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from engine.checkpoint_config import target_layout
 from engine.config import CACHE_LAYOUTS
+from engine.context_rows import PAGE_ROWS, REWIND_ROWS
 from engine.drafter import Drafter, TapRows
-from engine.drafter_context import REWIND_ROWS, DrafterContext
+from engine.drafter_context import DrafterContext
 from engine.errors import ConfigError, WeightsError
 from engine.target import Target
 from engine.weights import load_drafter, save_drafter
@@ -168,10 +169,11 @@ def test_a_drafter_scans_and_holds_no_more_than_it_may_see(length):
 
     for index in range(config.num_hidden_layers):
         seen = 12288 if config.layer_types[index] == "full_attention" else config.sliding_window
-        keys, values = context.attended(index)
-        most = config.block_size + seen - 1 + REWIND_ROWS
-        assert keys.shape[2] == values.shape[2] == most
-        assert keys.untyped_storage().nbytes() == most * 2 * 2
+        most = seen - 1 + REWIND_ROWS
+        assert context.num_slots(context.sights[index]) == most
+        assert context.keys[index].shape[2] == context.values[index].shape[2] == most
+        held_bytes = context.rows.layers[index].untyped_storage().nbytes()
+        assert held_bytes == (PAGE_ROWS + most) * 2 * 2 * 2
 
 
 def test_the_engines_knob_bounds_what_the_drafter_scans():

@@ -5,8 +5,8 @@ import torch
 
 from engine.budget import tree_budget
 from engine.config import MODES
+from engine.context_rows import REWIND_ROWS
 from engine.draft_tree import root_tree
-from engine.drafter_context import REWIND_ROWS
 from engine.errors import CacheError, ConfigError, RequestError
 from engine.observer import STAGES
 from engine.planted import record_continuation

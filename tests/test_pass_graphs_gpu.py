@@ -7,8 +7,10 @@ import torch
 
 from engine.config import EngineConfig
 from engine.decoder import Engine
+from engine.drafter import TapRows
 from engine.pass_graphs import buffers
-from engine.presets import Preset, preset, random_drafter, random_rank, random_target
+from engine.planted import begin_planted
+from engine.presets import Preset, Rank, preset, random_drafter, random_rank, random_target
 from tests.attention_runs import ON_GPU
 from tests.ranks import SMALL
 
@@ -21,10 +23,13 @@ def poison(engine):
     for bucket in engine._run_pass.buckets.values():
         for held in buffers(bucket.rows):
             held.zero_()
+    for bucket in engine._run_draft.buckets.values():
+        bucket.numbers.zero_()
+        bucket.inputs.taps.fill_(torch.nan)
 
 
 def models_of(name):
-    """Models whose widths the kernels take: `nano`'s rotated part is too narrow for a tile."""
+    """Models whose widths the kernels take: `nano`'s rotated parts are too narrow for a tile."""
     if name == "rank":
         return random_rank(SMALL, device="cuda", dtype=torch.float32, seed=0)
     models = preset(name, device="cuda", dtype=torch.float32)
@@ -32,7 +37,8 @@ def models_of(name):
         return models
     config = replace(models.target.config, qk_rope_head_dim=16)
     target = random_target(config, device="cuda", dtype=torch.float32, seed=0)
-    return Preset(target, random_drafter(models.drafter.config, target, seed=0))
+    drafts = replace(models.drafter.config, head_dim=16)
+    return Preset(target, random_drafter(drafts, target, seed=0))
 
 
 def random_prompt(length, vocab_size, seed):
@@ -62,6 +68,7 @@ def test_graphs_replay_what_is_launched(name, layout):
         assert engines[1].step(batches[1]).token_ids == expected.token_ids
 
     assert len(engines[1]._run_pass.buckets) <= 3
+    assert len(engines[1]._run_draft.buckets) <= 2
     engines[1].cache.check_integrity()
 
 
@@ -79,3 +86,36 @@ def test_texts_that_leave_a_batch_leave_their_graphs():
     ]
 
     assert [one.token_ids for one in texts[0]] == [one.token_ids for one in texts[1]]
+
+
+@pytest.mark.parametrize("num_tokens", [[0], [5], [2048], [2049, 63], [185_000], [131_072, 7]])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_drafts_of_a_served_width_equal_those_that_are_launched(dtype, num_tokens):
+    """A rank's drafter heads and window, over contexts that a full layer splits over the device."""
+    longest = {"max_position_embeddings": 262_144}
+    wide = {"head_dim": 128, "sliding_window": 2048}
+    rank = Rank(replace(SMALL.target, **longest), replace(SMALL.drafter, **longest, **wide))
+    models = random_rank(rank, device="cuda", dtype=dtype, seed=0)
+    config = EngineConfig(
+        node_budget=8, page_size=64, max_context=200_000, attention_backend="triton_split",
+        moe_backend="triton",
+    )  # fmt: skip
+    drafts = []
+    for graphs in ("off", "cuda"):
+        engine = Engine(models.target, models.drafter, replace(config, graphs=graphs))
+        batch = begin_planted(engine, num_tokens)
+        taps = torch.randn(
+            3 * len(num_tokens), models.drafter.fc.shape[1], device="cuda",
+            generator=torch.Generator("cuda").manual_seed(1),
+        ).to(dtype)  # fmt: skip
+        said = []
+        for _ in range(3):  # the second and third replay what the first captured
+            batch.pending = TapRows(taps, (3,) * len(num_tokens))
+            said.append(engine.draft(batch).clone())
+        drafts.append(torch.stack(said))
+
+    plain, replayed = drafts
+    error = (replayed - plain).norm() / plain.norm()
+    assert error < (2e-2 if dtype == torch.bfloat16 else 2e-3)
+    assert plain.isfinite().all()
+    assert replayed.isfinite().all()
