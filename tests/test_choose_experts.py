@@ -120,9 +120,10 @@ if INTERPRETED:
 
 if not INTERPRETED:
 
-    def test_triton_passes_this_file_and_that_of_rows_in_the_interpreter():
+    def test_triton_passes_this_file_and_its_neighbours_in_the_interpreter():
         # In one process: to start one takes longer than either of these.
-        assert_passes_in_the_interpreter(__file__, Path(__file__).with_name("test_mla_rows.py"))
+        beside = map(Path(__file__).with_name, ("test_mla_rows.py", "test_add_norm.py"))
+        assert_passes_in_the_interpreter(__file__, *beside)
 
     def test_triton_refuses_a_cpu():
         with pytest.raises(BackendError, match="expected CUDA tensors, got cpu ones"):

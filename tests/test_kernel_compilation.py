@@ -20,6 +20,7 @@ import torch
 import engine.kernels
 from engine.kernels import (
     OPS,
+    AddNormCase,
     ChooseExpertsCase,
     GroupedExpertsCase,
     Kernel,
@@ -45,12 +46,13 @@ SPILLS = {
         for arch in (90, 100)
     },
 }
+OTHER_CASES = (GroupedExpertsCase, ChooseExpertsCase, MlaRowsCase, SkinnyLinearCase, AddNormCase)
 EXHIBITS = ("triton_serial", "ladder")  # measured, not served
 # Most and fewest tokens; a choice among all, and among the experts of groups; a rank's heads; each
 # kind of product.
 SHORT_CASES = (
     *("rank-int4-1024", "rank-plain-1", "kimi-9", "deepseek-9", "mla-8-9"),
-    *("values-9", "queries-9", "output-17", "shared-9", "down-9"),
+    *("values-9", "queries-9", "output-17", "shared-9", "down-9", "kimi-9-2"),
 )
 PACKAGE = Path(engine.kernels.__file__).parent
 CUDA_KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)")
@@ -79,7 +81,7 @@ def listed_kernels(*, is_exhaustive):
 
 def in_short(name, case, dtype):
     """Whether the run without `--exhaustive` takes this backend, case and dtype."""
-    if isinstance(case, (GroupedExpertsCase, ChooseExpertsCase, MlaRowsCase, SkinnyLinearCase)):
+    if isinstance(case, OTHER_CASES):
         return dtype == torch.bfloat16 and case.name in SHORT_CASES
     if name in EXHIBITS or dtype == torch.float32:
         is_both = name in EXHIBITS and dtype == torch.float32

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.kernels.add_norm import OP as _ADD_NORM
+from engine.kernels.add_norm import AddNormCase, add_norm
 from engine.kernels.choose_experts import OP as _CHOOSE_EXPERTS
 from engine.kernels.choose_experts import Choice, ChooseExpertsCase, choose_experts
 from engine.kernels.draft_tree import OP as _DRAFT_TREE
@@ -38,11 +40,19 @@ from engine.kernels.tree_walk import Walk, WalkTreeCase, walk_tree
 
 OPS: dict[str, Op[Any]] = {
     op.name: op
-    for op in (_TREE_ATTENTION, _GROUPED_EXPERTS, _CHOOSE_EXPERTS, _MLA_ROWS, _SKINNY_LINEAR)
+    for op in (
+        _TREE_ATTENTION,
+        _GROUPED_EXPERTS,
+        _CHOOSE_EXPERTS,
+        _MLA_ROWS,
+        _SKINNY_LINEAR,
+        _ADD_NORM,
+    )
 }
 
 __all__ = [
     "OPS",
+    "AddNormCase",
     "Binary",
     "Case",
     "Choice",
@@ -59,6 +69,7 @@ __all__ = [
     "Trees",
     "Walk",
     "WalkTreeCase",
+    "add_norm",
     "choose_experts",
     "default_num_splits",
     "draft_tree",

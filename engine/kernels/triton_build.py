@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 16
 WARP_SIZE = 32
-_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # of the compiler, not the kernel
+_OPTIONS = (
+    "num_warps",
+    "num_stages",
+    "num_ctas",
+    "maxnreg",
+    "launch_pdl",
+)  # of the compiler, not the kernel
 _TYPES = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
