@@ -7,19 +7,16 @@ last round, results may belong to benchmarks that benchmarks.json no longer has.
 
 import math
 import re
-import struct
 import sys
-from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import blake2b
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from db.benchmark_facts import BenchmarkFacts, orphan_facts
-from db.columns import Status
+from db.cells import FAILED, OK, SINGLE_SAMPLE, SKIPPED, Cells, digest_of, digests_of
 from db.errors import IngestError
 from db.json_files import MOST_COUNT, fitting, load_json, name_of, optional, require, require_text
 from db.labels import canonical_params
@@ -38,30 +35,14 @@ COUNTS = frozenset({"stats_number", "stats_repeat"})
 # What an existing environment is called by: its version is the machine's, not the commit's.
 UNDECLARED_PYTHON = re.compile(r"(same|python\d?(\.exe)?)?")
 END_OF_TIME_MS = 253_402_300_800_000  # year 10000, which datetime does not have
-OK, FAILED, SKIPPED, SINGLE_SAMPLE = (status.value for status in Status)
 LARGEST = sys.float_info.max
+FLOATS, INTS = frozenset({float}), frozenset({int})
 NUMERIC = frozenset({float, int, type(None)})
-PACKED = struct.Struct("<6dqB")  # six numbers, how many samples, which status by its length
 # Of a benchmark and of a file; asv's product of parameter lists grows faster than its text.
 MOST_CASES, MOST_CASES_OF_FILE = 100_000, 2_000_000
 LONGEST_NAME, LONGEST_VERSION, LONGEST_SHA = 500, 200, 64
 LONGEST_CASE = 2000  # characters of canonical params; PostgreSQL's index entries end at 2704 bytes
 MOST_TEXT = 10_000  # characters of what has no index and no width
-
-
-class Cell(NamedTuple):
-    """One case's outcome; a plain tuple, because millions of them are made."""
-
-    status: str
-    value: float | None
-    q25: float | None
-    q75: float | None
-    ci_low: float | None
-    ci_high: float | None
-    number: int | None
-    n: int | None
-    digest: int
-    samples: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +55,7 @@ class BenchmarkRow:
     started_at_ms: int | None
     duration_s: float | None
     cases: tuple[str, ...]  # canonical params
-    cells: tuple[Cell, ...]  # one a case
+    cells: Cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +103,6 @@ def read_result_file(path: Path, benchmarks: Mapping[str, BenchmarkFacts]) -> Re
             for name, values in columns.items()
         ),
     )
-
-
-def digest_of(content: bytes) -> int:
-    """Give a 64-bit number for some bytes, as both databases store it."""
-    return int.from_bytes(blake2b(content, digest_size=8).digest(), "big", signed=True)
 
 
 def _columns_of(found: dict[str, Any], name: str, row: object, where: str) -> dict[str, Any]:
@@ -195,7 +171,7 @@ def _row(name: str, columns: dict[str, Any], facts: BenchmarkFacts, where: str) 
         started_at_ms=None if started_at is None else _milliseconds(started_at, where),
         duration_s=_finite([optional(columns, "duration", float, where)])[0],
         cases=cases,
-        cells=tuple(_cells(columns, len(cases), where)),
+        cells=_cells(columns, len(cases), where),
     )
 
 
@@ -242,31 +218,29 @@ def _cases(names: tuple[str, ...], params: tuple[tuple[str, ...], ...]) -> tuple
     return tuple(canonical_params(names, values) for values in product(*params))
 
 
-def _cells(columns: dict[str, Any], count: int, where: str) -> Iterator[Cell]:
-    """Give one cell a case. Checks work on whole columns: millions of cells go through here."""
+def _cells(columns: dict[str, Any], count: int, where: str) -> Cells:
+    """Read the columns; checks work on whole ones."""
     raw, *statistics = (_numbers(columns.get(name), count, name, where) for name in NUMBERS)
     values, q25, q75, ci_low, ci_high, number, repeats = map(_finite, (raw, *statistics))
     samples = _sample_lists(columns.get("samples"), count, where)
     _refuse_no_counts(number, f"{where}: stats_number")
     _refuse_no_counts(repeats, f"{where}: stats_repeat")
-    packed = zip(*map(_packable, (values, q25, q75, ci_low, ci_high, number)), strict=True)
-    counts = (len(s) if n is None else int(n) for n, s in zip(repeats, samples, strict=True))
-    whole = (None if one is None else int(one) for one in number)
-    columns_of_cells = (raw, values, q25, q75, ci_low, ci_high, whole, counts, samples, packed)
-    for first, value, low, high, ci_a, ci_b, calls, n, recorded, numbers in zip(
-        *columns_of_cells, strict=True
-    ):
-        status = _status(first, value, n)
-        digest = digest_of_cell(numbers, n, status, recorded)
-        yield Cell(status, value, low, high, ci_a, ci_b, calls, n or None, digest, recorded)
-
-
-def digest_of_cell(
-    numbers: Sequence[float], n: int, status: str, samples: tuple[float, ...]
-) -> int:
-    """Give the number that equal measurements share; NaN stands for what is unknown."""
-    content = PACKED.pack(*numbers, n, len(status))
-    return digest_of(content + array("d", samples).tobytes() if samples else content)
+    sizes = map(len, samples)
+    counts = [size if n is None else n for n, size in zip(_whole(repeats), sizes, strict=True)]
+    statuses = _statuses(raw, values, counts)
+    packed = (values, q25, q75, ci_low, ci_high, number)
+    return Cells(
+        status=statuses,
+        value=values,
+        q25=q25,
+        q75=q75,
+        ci_low=ci_low,
+        ci_high=ci_high,
+        number=_whole(number),
+        n=[one or None for one in counts] if 0 in counts else counts,
+        digest=digests_of(packed, counts, statuses, samples),
+        samples=samples,
+    )
 
 
 def _refuse_no_counts(values: Sequence[float | None], where: str) -> None:
@@ -297,15 +271,36 @@ def _as_float(value: float | None) -> float | None:
     return float(value) if -LARGEST <= value <= LARGEST else math.inf
 
 
-def _finite(values: Sequence[float | None]) -> list[float | None]:
+def _finite(values: Sequence[float | None]) -> Sequence[float | None]:
     """Keep what a database can compare: NaN and what is beyond all floats become NULL."""
+    if _are_finite(values):
+        return values
     return [
         None if value is None or not -LARGEST <= value <= LARGEST else value for value in values
     ]
 
 
-def _packable(values: Sequence[float | None]) -> list[float]:
-    return [math.nan if value is None else value for value in values]
+def _are_finite(values: Sequence[Any]) -> bool:
+    """Whether all are surely finite and none is missing; quick, because most columns are so."""
+    kinds = set(map(type, values))
+    if kinds == FLOATS:
+        return math.isfinite(sum(values))  # one that is not finite leaves no sum that is
+    return kinds == INTS and min(values) >= -LARGEST and max(values) <= LARGEST
+
+
+def _whole(values: Sequence[float | None]) -> Sequence[int | None]:
+    if INTS.issuperset(map(type, values)):
+        return values  # type: ignore[return-value]
+    return [None if value is None else int(value) for value in values]
+
+
+def _statuses(
+    raw: Sequence[float | None], values: Sequence[float | None], counts: Sequence[int]
+) -> list[str]:
+    """Say what each case gave."""
+    if None not in values and 1 not in counts:
+        return [OK] * len(counts)
+    return [_status(*one) for one in zip(raw, values, counts, strict=True)]
 
 
 def _status(raw: float | None, value: float | None, n: int) -> str:

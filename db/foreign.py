@@ -4,7 +4,6 @@ The tool is known by the keys of its file. What a file does not say (commit, mac
 has to; what a metric means, the tool or the configuration.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -16,13 +15,10 @@ from db.asv_results import (
     LONGEST_CASE,
     NO_VERSION,
     BenchmarkRow,
-    Cell,
     ResultFile,
-    digest_of,
-    digest_of_cell,
 )
 from db.benchmark_facts import BenchmarkFacts
-from db.columns import Status
+from db.cells import FAILED, OK, SINGLE_SAMPLE, SKIPPED, Cells, digest_of, digests_of
 from db.errors import IngestError
 from db.ingest_settings import Settings
 from db.json_files import fitting, load_json
@@ -128,7 +124,7 @@ def _row(cases: Sequence[Measurement], run: ForeignRun) -> BenchmarkRow:
         started_at_ms=None if start is None else _milliseconds(start, first.benchmark),
         duration_s=None,
         cases=tuple(_params(one) for one in cases),
-        cells=tuple(_cell(one) for one in cases),
+        cells=_cells(cases),
     )
 
 
@@ -141,26 +137,32 @@ def _params(one: Measurement) -> str:
     return text
 
 
-def _cell(one: Measurement) -> Cell:
-    n = one.n if one.n is not None else len(one.samples)
-    if one.value is None:
-        status = Status.SKIPPED if one.skipped else Status.FAILED
-    else:
-        status = Status.SINGLE_SAMPLE if n == 1 else Status.OK
-    numbers = (one.value, one.q25, one.q75, None, None, one.number)
-    packable = [math.nan if value is None else float(value) for value in numbers]
-    return Cell(
-        status=status.value,
-        value=one.value,
-        q25=one.q25,
-        q75=one.q75,
-        ci_low=None,
-        ci_high=None,
-        number=one.number,
-        n=n or None,
-        digest=digest_of_cell(packable, n, status.value, one.samples),
-        samples=one.samples,
+def _cells(cases: Sequence[Measurement]) -> Cells:
+    values, samples = [one.value for one in cases], [one.samples for one in cases]
+    q25, q75 = [one.q25 for one in cases], [one.q75 for one in cases]
+    number = [one.number for one in cases]
+    counts = [len(one.samples) if one.n is None else one.n for one in cases]
+    statuses = [_status(one, n) for one, n in zip(cases, counts, strict=True)]
+    unbounded = [None] * len(cases)
+    packed = (values, q25, q75, unbounded, unbounded, number)
+    return Cells(
+        status=statuses,
+        value=values,
+        q25=q25,
+        q75=q75,
+        ci_low=unbounded,
+        ci_high=unbounded,
+        number=number,
+        n=[one or None for one in counts],
+        digest=digests_of(packed, counts, statuses, samples),
+        samples=samples,
     )
+
+
+def _status(one: Measurement, n: int) -> str:
+    if one.value is None:
+        return SKIPPED if one.skipped else FAILED
+    return SINGLE_SAMPLE if n == 1 else OK
 
 
 def _commit(run: ForeignRun, given: Given, repository: Repository | None, where: str) -> str:

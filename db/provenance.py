@@ -74,14 +74,14 @@ class Judge:
         trees = self._repository.engine_trees([file.commit])
         found, foreign = set[Refusal](), set[str]()
         for row in rows:
-            for params, cell in zip(row.cases, row.cells, strict=True):
+            for params, samples in zip(row.cases, row.cells.samples, strict=True):
                 lines = [
                     line
                     for line in self._by_case["", row.name]
-                    if _measured(line, machine, cell.samples)
+                    if _measured(line, machine, samples)
                 ]
                 for line in _windows(row, params, lines):
-                    reason = _objection(_claimed(line, file.commit, cell.samples), trees)
+                    reason = _objection(_claimed(line, file.commit, samples), trees)
                     if reason is not None:
                         found.add(Refusal(row.name, params, file.commit, machine, reason))
                         foreign.add(line.window_id)
@@ -94,13 +94,13 @@ class Judge:
         found = set[Refusal]()
         for row in (row for row in file.rows if row.name in self._told):
             firsts = self._told[row.name]
-            for params, cell in zip(row.cases, row.cells, strict=True):
+            for params, samples in zip(row.cases, row.cells.samples, strict=True):
                 commits = {
                     line.commit
-                    for sample in cell.samples
+                    for sample in samples
                     for line in firsts.get(_rounded(sample), ())
                     if canonical_params(row.facts.param_names, line.params) == params
-                    and contains(cell.samples, line.samples_s)
+                    and contains(samples, line.samples_s)
                 }
                 if commits and file.commit not in commits:
                     other = " and ".join(sorted(str(commit)[:12] for commit in commits))

@@ -8,11 +8,14 @@ statistics carries the same digest and is the measurement that is there already.
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, delete, select
 
-from db.asv_results import BenchmarkRow, Cell, ResultFile, digest_of
+from db.asv_results import BenchmarkRow, ResultFile
+from db.cells import COLUMNS, FAILED, SKIPPED, Cells, digest_of
 from db.columns import OrderBasis
 from db.labels import variant_label
 from db.models import (
@@ -31,13 +34,12 @@ from db.session import chunks
 
 CELLS_AT_ONCE = 20_000
 SERIES_PLACE = ("benchmark_id", "metric_id", "machine_id", "variant_id")
-# In the order in which _write puts the values together; the end is that of a Cell.
+# In the order in which _New puts the values together.
 RESULT_COLUMNS = (
     *("series_id", "commit_id", "run_id", "started_at_ms", "duration_s", "dirty"),
-    *Cell._fields[:-1],
+    *COLUMNS,
 )
 _Identity = tuple[int | None, ...]
-_NewResult = tuple[int, BenchmarkRow, Cell]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,35 @@ class MachineFile:
     machine: Mapping[str, str | None]  # a row of the table, its label under "name"
     file: ResultFile
     refused: frozenset[tuple[str, str]] = frozenset()  # benchmark and canonical params
+
+
+@dataclass(frozen=True, slots=True)
+class _New:
+    """Some cases of a benchmark's row, with their series."""
+
+    row: BenchmarkRow
+    series_ids: Sequence[int]
+    cells: Cells
+
+    def at(self, places: Sequence[int]) -> "_New":
+        """Give those at some places, in order."""
+        if len(places) == len(self.cells):
+            return self
+        series_ids = [self.series_ids[place] for place in places]
+        return _New(self.row, series_ids, self.cells.at(places))
+
+    def identities(self, commit_id: int) -> list[_Identity]:
+        """Say when two results are one measurement: with statistics, whatever their starts."""
+        cells, start = self.cells, self.row.started_at_ms
+        if None not in cells.n:
+            return list(zip(self.series_ids, repeat(commit_id), cells.digest, strict=False))
+        every = zip(self.series_ids, cells.digest, cells.n, strict=True)
+        return [_identity(series_id, commit_id, one, start, n) for series_id, one, n in every]
+
+    def rows(self, commit_id: int, run_id: int, *, dirty: bool) -> Iterator[tuple[Any, ...]]:
+        """Give them as rows of `RESULT_COLUMNS`."""
+        same = (commit_id, run_id, self.row.started_at_ms, self.row.duration_s, dirty)
+        return zip(self.series_ids, *map(repeat, same), *self.cells.columns, strict=False)
 
 
 @dataclass(slots=True)
@@ -99,8 +130,9 @@ class ResultStore:
         pending, self._pending, self._pending_cells = self._pending, [], 0
         if not pending:
             return
+        had = set(self.commits.created)
         runs = self._run_rows(pending)
-        stored = self._stored({run["commit_id"] for run in runs} - self.commits.created)
+        stored = self._stored({run["commit_id"] for run in runs} - (self.commits.created - had))
         fresh: list[dict[str, Any]] = []
         for entry, run in zip(pending, runs, strict=True):
             new = list(self._new_results(entry, run, stored))
@@ -143,25 +175,35 @@ class ResultStore:
 
     def _new_results(
         self, entry: MachineFile, run: dict[str, Any], stored: set[_Identity]
-    ) -> Iterator[_NewResult]:
+    ) -> Iterator[_New]:
+        """Give what is not stored yet, a benchmark's cases at once."""
         counts, commit_id = self.counts, run["commit_id"]
         rows = entry.file.rows
         for row, series_ids in zip(rows, self._series_ids(rows, run), strict=True):
             counts.values += len(row.cells)
-            for params, cell, series_id in zip(row.cases, row.cells, series_ids, strict=True):
-                if cell.value is None:
-                    counts.failed += cell.status == "failed"
-                    counts.skipped += cell.status == "skipped"
-                if entry.refused and (row.name, params) in entry.refused:
-                    self._withdraw(series_id, commit_id, cell.digest)
-                    continue
-                one = _identity(series_id, commit_id, cell.digest, row.started_at_ms, cell.n)
-                if one in stored:
-                    counts.unchanged += 1
-                    continue
-                counts.new_results += 1
-                stored.add(one)
-                yield series_id, row, cell
+            counts.failed += row.cells.status.count(FAILED)
+            counts.skipped += row.cells.status.count(SKIPPED)
+            kept = _New(row, series_ids, row.cells)
+            if entry.refused:
+                kept = self._without_refused(entry.refused, kept, commit_id)
+            new = kept.at(_unseen(kept.identities(commit_id), stored))
+            counts.new_results += len(new.cells)
+            counts.unchanged += len(kept.cells) - len(new.cells)
+            if len(new.cells):
+                yield new
+
+    def _without_refused(
+        self, refused: frozenset[tuple[str, str]], found: _New, commit_id: int
+    ) -> _New:
+        """Leave out what must not be stored, and delete what was."""
+        name, digests = found.row.name, found.cells.digest
+        kept = []
+        for place, params in enumerate(found.row.cases):
+            if (name, params) in refused:
+                self._withdraw(found.series_ids[place], commit_id, digests[place])
+            else:
+                kept.append(place)
+        return found.at(kept)
 
     def _withdraw(self, series_id: int, commit_id: int, digest: int) -> None:
         """Delete what was stored before its provenance was known to be false."""
@@ -201,21 +243,22 @@ class ResultStore:
 
     def _write(self, runs: Sequence[dict[str, Any]]) -> None:
         """Write runs, their results and the samples of these."""
-        results: list[list[_NewResult]] = [run.pop("results") for run in runs]
+        results: list[list[_New]] = [run.pop("results") for run in runs]
         dirty: list[bool] = [run.pop("dirty") for run in runs]
         run_ids = self._runs.ids(runs)
         plain: list[tuple[Any, ...]] = []
         sampled: list[tuple[Any, ...]] = []
         samples: list[tuple[float, ...]] = []
         for run, run_id, found, is_dirty in zip(runs, run_ids, results, dirty, strict=True):
-            for series_id, row, cell in found:
-                head = (series_id, run["commit_id"], run_id, row.started_at_ms, row.duration_s)
-                values = (*head, is_dirty, *cell[:-1])
-                if cell.samples:
-                    sampled.append(values)
-                    samples.append(cell.samples)
+            for new in found:
+                rows = new.rows(run["commit_id"], run_id, dirty=is_dirty)
+                if any(new.cells.samples):
+                    sampled.extend(rows)
+                    samples.extend(new.cells.samples)
                 else:
-                    plain.append(values)
+                    plain.extend(rows)
+        # An index over series is filled page by page that way, and so are its readers' results.
+        plain.sort(key=itemgetter(0))
         insert_many(self._connection, Result, RESULT_COLUMNS, plain)
         if sampled:
             self._write_sampled(sampled, samples)
@@ -236,6 +279,20 @@ class ResultStore:
                 for position, value in enumerate(values)
             ],
         )
+
+
+def _unseen(identities: Sequence[_Identity], stored: set[_Identity]) -> Sequence[int]:
+    """Give the places of those that are not stored, of equal ones the first, and note them."""
+    own = set(identities)
+    if len(own) == len(identities) and own.isdisjoint(stored):
+        stored |= own
+        return range(len(identities))
+    places = []
+    for place, one in enumerate(identities):
+        if one not in stored:
+            stored.add(one)
+            places.append(place)
+    return places
 
 
 def _identity(
