@@ -97,6 +97,7 @@ class Evidence:
     peak_source: PeakSource | None  # None where `ceilings` is empty
     points: tuple[EvidencePoint, ...]
     power_limit_w: float | None = None
+    source: str | None = None  # where numbers stand that were not measured by us
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,6 +184,7 @@ def _evidence(rows: Sequence[AnyRow], details: _Details) -> Evidence:
         peak_source=source,
         points=tuple(_point(case, details) for case in cases.values()),
         power_limit_w=first.RunnerEnvironment.power_limit_w,
+        source=first.Window.source,
     )
 
 
