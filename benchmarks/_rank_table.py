@@ -3,30 +3,34 @@
 For each context and attention backend the step's time, then stage by stage beside the floor: the
 bytes a stage must read, or the products it must do, at the rates measured in this process. Weights
 are drawn once for all contexts of a preset. Then what a chunk of a prompt takes there, and what one
-step asks of the device: launches, waits and the share of its time in which some kernel ran.
+step asks of the device: launches, waits and the share of its time in which some kernel ran. A row
+that fails says why, and the next one follows. ``--json`` keeps all figures, rewritten row by row.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import json
 import statistics
 import sys
 import time
-from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from benchmarks._ceilings import Ceilings, measure_ceilings
-from benchmarks._device import DEVICE
+from benchmarks._device import DEVICE, cpu_device, cuda_device
+from benchmarks._device_work import DeviceWork, device_work
 from benchmarks._identity import SuiteError
 from benchmarks._step_case import observed
 from engine import (
     STAGES,
     Engine,
     EngineConfig,
+    EngineError,
     PlantedDrafter,
     PlantedTarget,
     Preset,
@@ -46,11 +50,11 @@ if TYPE_CHECKING:
 
     from engine.kernels import Cost
 
-INCIDENT_CONTEXTS: Final = (1024, 65536, 189440)
+INCIDENT_CONTEXTS: Final = (1024, 8192, 32768, 65536, 131072, 189440)
+BACKENDS: Final = {"cuda": ["triton_serial", "triton_split", "cuda"], "cpu": ["reference"]}
 NODE_BUDGET: Final = 8
 WARM_UP_STEPS: Final = 3
-_LAUNCHES: Final = ("LaunchKernel", "GraphLaunch")
-_WAITS: Final = ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize")
+PREFILLS: Final = 3  # the first compiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class Layout:
     num_steps: int
     graphs: str
     prefill_chunk: int
+    most_kernels: int  # listed of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +128,57 @@ class Planted:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What one step asks of the device."""
+class Row:
+    """All figures of one context and backend."""
 
-    launches: int
-    waits: int
-    copies_back: int  # from device to host
-    busy_s: float
+    context: int
+    backend: str
+    commit_length: int
+    step_times_s: tuple[float, ...]
+    stages_s: dict[str, float]
+    floors_s: dict[str, float]
+    prefill_tokens: int
+    prefill_s: float  # of that many tokens behind the context, the target's pass alone
+    work: DeviceWork | None  # None where no GPU is asked
+
+    @property
+    def step_s(self) -> float:
+        """The median step."""
+        return statistics.median(self.step_times_s)
+
+    @property
+    def floor_s(self) -> float:
+        """The floors of all stages together."""
+        return sum(self.floors_s.values())
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the table."""
+        pairs = ((self.stages_s[stage] * 1e3, self.floors_s[stage] * 1e3) for stage in STAGES)
+        parts = "  ".join(f"{stage_ms:8.3f}/{floor_ms:5.3f}" for stage_ms, floor_ms in pairs)
+        yield (
+            f"{self.context:8} {self.backend:14} {self.step_s * 1e3:9.3f} "
+            f"{self.floor_s * 1e3:7.3f} {self.step_s / self.floor_s:6.2f}  {parts}"
+        )
+        if self.prefill_tokens:
+            rate = self.prefill_tokens / self.prefill_s
+            yield (
+                f"{'':8} prefill: {self.prefill_tokens} tokens in {self.prefill_s * 1e3:.1f} ms, "
+                f"{rate:.0f} a second"
+            )
+        yield f"{'':8} commits {self.commit_length}{self._asked()}"
+        for kernel in () if self.work is None else self.work.slowest:
+            yield f"{'':10}{kernel.seconds * 1e6:9.1f} us in {kernel.count:4} x {kernel.name[:80]}"
+
+    def _asked(self) -> str:
+        work = self.work
+        if work is None:
+            return ""
+        share = 100 * work.busy_s / self.step_s
+        return (
+            f", {work.launches} launches of {work.kernels} kernels, {work.waits} waits, "
+            f"{work.copies_up} copies up, {work.copies_back} back, "
+            f"busy {work.busy_s * 1e3:.3f} ms, {share:.0f} %"
+        )
 
 
 def floor_s(cost: Cost, ceilings: Ceilings) -> float:
@@ -138,48 +187,40 @@ def floor_s(cost: Cost, ceilings: Ceilings) -> float:
     return max(read_s, cost.flops / (ceilings.matmul_flops_per_s or float("inf")))
 
 
-def rows(
-    models: Preset, contexts: Sequence[int], backends: Sequence[str], layout: Layout
-) -> Iterator[str]:
-    """Measure the steps of one preset and yield the lines of its table."""
-    ceilings = measure_ceilings()
+def title() -> str:
+    """Return the first line of a table."""
     stages = "  ".join(f"{stage:>8}/floor" for stage in STAGES)
-    yield f"{'context':>8} {'backend':14} {'step ms':>9} {'floor':>7} {'times':>6}  {stages}"
-    for context in contexts:
-        for backend in backends:
-            planted = Planted.of(models, context, backend, layout)
-            yield from _of_step(planted, context, ceilings, layout)
-            check(planted)
-            del planted  # and its pages, before the next ones are made
+    return f"{'context':>8} {'backend':14} {'step ms':>9} {'floor':>7} {'times':>6}  {stages}"
 
 
-def _of_step(planted: Planted, context: int, ceilings: Ceilings, layout: Layout) -> Iterator[str]:
+def row(models: Preset, context: int, backend: str, layout: Layout, ceilings: Ceilings) -> Row:
+    """Measure the step of one context and backend, and check what it says."""
+    planted = Planted.of(models, context, backend, layout)
     engine = planted.engine
     times_s = [planted.step() for _ in range(WARM_UP_STEPS + layout.num_steps)]
-    step_s = statistics.median(times_s[WARM_UP_STEPS:])
     result, stages_s = observed(engine, planted.batch, planted.snapshot, layout.num_steps)
+    if result.commit_lengths != (layout.commit_length,):
+        raise SuiteError(
+            f"commit length: expected {layout.commit_length}, got {result.commit_lengths} (planted)"
+        )
     shape = StepShape(context, 1 + result.num_nodes[0], itemsize=engine.target.dtype.itemsize)
     if engine.drafter is None:
         raise SuiteError("step: expected a drafter, got none")
     costs = stage_costs(engine.target, engine.drafter, shape)
-    floors_s = {stage: floor_s(cost, ceilings) for stage, cost in costs.items()}
-    whole_s = sum(floors_s.values())
-    parts = (f"{stages_s[stage] * 1e3:8.3f}/{floors_s[stage] * 1e3:5.3f}" for stage in STAGES)
-    yield (
-        f"{context:8} {engine.config.attention_backend:14} {step_s * 1e3:9.3f} "
-        f"{whole_s * 1e3:7.3f} {step_s / whole_s:6.2f}  {'  '.join(parts)}"
-    )
     chunk = layout.prefill_chunk
-    chunk_s = min(planted.prefill(chunk) for _ in range(2)) if chunk else 0.0
-    if chunk:
-        rate = chunk / chunk_s
-        yield f"{'':8} prefill: {chunk} tokens in {chunk_s * 1e3:.1f} ms, {rate:.0f} a second"
-    asked = counted(planted)
-    yield (
-        f"{'':8} commits {result.commit_lengths[0]}, {asked.launches} launches, "
-        f"{asked.waits} waits, {asked.copies_back} copies back, busy {asked.busy_s * 1e3:.3f} ms, "
-        f"{100 * asked.busy_s / step_s:.0f} %"
+    measured = Row(
+        context=context,
+        backend=backend,
+        commit_length=result.commit_lengths[0],
+        step_times_s=tuple(times_s[WARM_UP_STEPS:]),
+        stages_s=stages_s,
+        floors_s={stage: floor_s(cost, ceilings) for stage, cost in costs.items()},
+        prefill_tokens=chunk,
+        prefill_s=min(planted.prefill(chunk) for _ in range(PREFILLS)) if chunk else 0.0,
+        work=counted(planted, layout.most_kernels),
     )
+    check(planted)
+    return measured
 
 
 def check(planted: Planted) -> None:
@@ -194,28 +235,11 @@ def check(planted: Planted) -> None:
         raise SuiteError("step: expected finite log-probs and taps, got others")
 
 
-def counted(planted: Planted) -> Asked:
+def counted(planted: Planted, most_kernels: int) -> DeviceWork | None:
     """Profile one step; without a GPU nothing is asked of one."""
     if planted.engine.target.device.type != "cuda":
-        return Asked(0, 0, 0, 0.0)
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        planted.step()
-    names: Counter[str] = Counter()
-    busy_us = 0.0
-    for event in profiler.events() or ():
-        names[event.name] += 1
-        if str(event.device_type).endswith("CUDA"):
-            busy_us += event.time_range.elapsed_us()
-    return Asked(
-        launches=_count(names, _LAUNCHES),
-        waits=_count(names, _WAITS) - 2,  # those of the clock around the step
-        copies_back=_count(names, ("Memcpy DtoH",)),
-        busy_s=busy_us / 1e6,
-    )
-
-
-def _count(names: Counter[str], parts: Sequence[str]) -> int:
-    return sum(count for name, count in names.items() if any(part in name for part in parts))
+        return None
+    return device_work(planted.step, own_waits=2, most_kernels=most_kernels)
 
 
 def memory(models: Preset, max_context: int, layout: Layout) -> str:
@@ -235,21 +259,68 @@ def memory(models: Preset, max_context: int, layout: Layout) -> str:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw the presets that were asked for and print their steps."""
-    parser = argparse.ArgumentParser(description="a rank's step, stage by stage, beside its floor")
-    parser.add_argument("presets", nargs="*", metavar="PRESET", help=", ".join(RANKS))
-    parser.add_argument("--contexts", type=int, nargs="+", default=INCIDENT_CONTEXTS)
-    parser.add_argument("--backends", nargs="+", default=["triton_split"])
-    parser.add_argument("--page-size", type=int, default=64)
-    parser.add_argument("--cache-layout", default="paged")
-    parser.add_argument("--commit-length", type=int, default=8)
-    parser.add_argument("--moe-backend", default="triton")
-    parser.add_argument("--graphs", default="cuda" if DEVICE == "cuda" else "off")
-    parser.add_argument("--steps", type=int, default=7)
-    parser.add_argument("--prefill-chunk", type=int, default=512, help="tokens; 0 leaves it out")
-    asked = parser.parse_args(arguments)
-    layout = Layout(
+class Report:
+    """Prints rows as they come and keeps them in a file, if there is one."""
+
+    def __init__(self, path: Path | None, layout: Layout, ceilings: Ceilings) -> None:
+        self._path = path
+        self.ceilings = ceilings
+        device = cpu_device() if DEVICE == "cpu" else cuda_device()[0]
+        self._facts: dict[str, Any] = {
+            "device": asdict(device),
+            "ceilings": asdict(ceilings),
+            "layout": asdict(layout),
+            "node_budget": NODE_BUDGET,
+            "rows": [],
+        }
+
+    def add(self, preset: str, measured: Row) -> None:
+        """Tell a row."""
+        for line in measured.lines():
+            _say(line)
+        derived = {"step_s": measured.step_s, "floor_s": measured.floor_s}
+        self._keep({"preset": preset} | asdict(measured) | derived)
+
+    def add_failure(self, preset: str, context: int, backend: str, error: Exception) -> None:
+        """Tell why there is no row."""
+        reason = f"{type(error).__name__}: {error}"
+        _say(f"{context:8} {backend:14} failed: {reason}")
+        self._keep({"preset": preset, "context": context, "backend": backend, "error": reason})
+
+    def _keep(self, facts: dict[str, Any]) -> None:
+        self._facts["rows"].append(facts)
+        if self._path is not None:
+            self._path.write_text(json.dumps(self._facts, indent=1) + "\n", encoding="utf-8")
+
+
+def measure(name: str, models: Preset, asked: argparse.Namespace, report: Report) -> None:
+    """Measure all rows of one preset; one that fails is told, and its memory is free again."""
+    layout = layout_of(asked)
+    _say(title())
+    for context in asked.contexts:
+        for backend in asked.backends:
+            try:
+                report.add(name, row(models, context, backend, layout, report.ceilings))
+            except failures() as error:
+                report.add_failure(name, context, backend, error)
+            gc.collect()  # engines and their graphs hold each other
+            if DEVICE == "cuda":
+                torch.cuda.empty_cache()
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """Return what ends a row and not the table; of the device, whatever torch says of it."""
+    ours = (EngineError, SuiteError, RuntimeError)
+    if DEVICE == "cpu":
+        return ours
+    from triton.errors import TritonError  # noqa: PLC0415 - needs Triton
+
+    return (*ours, TritonError)
+
+
+def layout_of(asked: argparse.Namespace) -> Layout:
+    """Return what all steps have in common of what was asked for."""
+    return Layout(
         page_size=asked.page_size,
         cache_layout=asked.cache_layout,
         commit_length=asked.commit_length,
@@ -257,19 +328,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         num_steps=asked.steps,
         graphs=asked.graphs,
         prefill_chunk=asked.prefill_chunk,
+        most_kernels=asked.kernels,
     )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw the presets that were asked for and print their steps."""
+    parser = argparse.ArgumentParser(description="a rank's step, stage by stage, beside its floor")
+    parser.add_argument("presets", nargs="*", metavar="PRESET", help=", ".join(RANKS))
+    parser.add_argument("--contexts", type=int, nargs="+", default=INCIDENT_CONTEXTS)
+    parser.add_argument("--backends", nargs="+", default=BACKENDS[DEVICE])
+    parser.add_argument("--page-size", type=int, default=64)
+    parser.add_argument("--cache-layout", default="paged")
+    parser.add_argument("--commit-length", type=int, default=8)
+    parser.add_argument("--moe-backend", default="triton")
+    parser.add_argument("--graphs", default="cuda" if DEVICE == "cuda" else "off")
+    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--prefill-chunk", type=int, default=512, help="tokens; 0 leaves it out")
+    parser.add_argument("--kernels", type=int, default=0, help="slowest ones to list of a step")
+    parser.add_argument("--json", type=Path, help="a file for all figures")
+    asked = parser.parse_args(arguments)
     names = asked.presets or list(RANKS)[:1]
     unknown = [name for name in names if name not in RANKS]
     if unknown:
         parser.error(f"presets: expected some of {', '.join(RANKS)}, got {unknown[0]!r}")
+    report = Report(asked.json, layout_of(asked), measure_ceilings())
     for name in names:
         started_s = time.perf_counter()
         models = random_rank(RANKS[name], device=DEVICE, dtype=torch.bfloat16, seed=0)
         wait_for(models.target.device)
         _say(f"{name}: drawn in {time.perf_counter() - started_s:.1f} s")
-        _say(memory(models, max(asked.contexts), layout))
-        for line in rows(models, asked.contexts, asked.backends, layout):
-            _say(line)
+        _say(memory(models, max(asked.contexts), layout_of(asked)))
+        measure(name, models, asked, report)
         if DEVICE == "cuda":
             _say(f"most allocated: {torch.cuda.max_memory_allocated() / 1e9:.2f} GB\n")
         del models

@@ -290,7 +290,7 @@ class Drafter:
             placed = features[source.flatten()]
         positions = inputs.lengths.unsqueeze(1) + steps  # [N, S]
         rotation = self.rotary.at(positions.flatten(), features.dtype)
-        seqs = torch.arange(rows.num_seqs, device=device).repeat_interleave(S)
+        seqs = torch.arange(rows.num_seqs, device=device).unsqueeze(1).expand(-1, S).flatten()
         is_new = steps < inputs.counts.unsqueeze(1)
         for sight in dict.fromkeys(rows.sights):
             spare = rows.front - S + steps

@@ -1,14 +1,19 @@
 """The tables of a rank's step and experts: every line on a CPU, at sizes that fit one."""
 
+import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
 from benchmarks import _moe_table, _rank_table
 from benchmarks._ceilings import Ceilings
-from benchmarks._rank_table import Layout, Planted, check, floor_s, memory, rows
+from benchmarks._device_work import DeviceWork, KernelTime, covered, device_work
+from benchmarks._rank_table import Layout, Planted, check, floor_s, memory, row, title
+from benchmarks._timing import captured
 from benchmarks.moe import rank_layer
+from engine import STAGES
 from engine.errors import ShapeError
 from engine.kernels import Cost
 from engine.presets import random_rank
@@ -17,7 +22,7 @@ from tests.ranks import SMALL
 CEILINGS = Ceilings(1e9, 1e12, "measured", "bfloat16")
 LAYOUT = Layout(
     page_size=16, cache_layout="paged", commit_length=8, moe_backend="reference", num_steps=2,
-    graphs="buffers", prefill_chunk=16,
+    graphs="buffers", prefill_chunk=16, most_kernels=0,
 )  # fmt: skip
 
 
@@ -39,19 +44,56 @@ def test_a_floor_is_the_slower_of_reading_and_multiplying():
     assert floor_s(Cost(bytes=2, flops=4_000_000), CEILINGS) == 4e-6
 
 
-def test_every_context_and_backend_has_its_step_beside_its_stages(models):
-    title, *lines = rows(models, [64, 100], ["reference"], LAYOUT)
+def test_a_row_has_its_step_beside_its_stages(models):
+    step, chunk, commits = row(models, 100, "reference", LAYOUT, CEILINGS).lines()
 
-    assert title.split()[:2] == ["context", "backend"]
-    steps, chunks, asked = lines[::3], lines[1::3], lines[2::3]
-    assert all(" prefill: 16 tokens in " in line for line in chunks)
-    assert [line.split()[:2] for line in steps] == [["64", "reference"], ["100", "reference"]]
-    for line in steps:
-        step_ms, floor_ms, times = map(float, line.split()[2:5])
-        stages = [tuple(map(float, pair.split("/"))) for pair in re.split(" +", line)[-4:]]
-        assert times == pytest.approx(step_ms / floor_ms, rel=0.05)
-        assert sum(floor for _, floor in stages) == pytest.approx(floor_ms, abs=2e-3)
-    assert all(line.strip().startswith("commits 8, 0 launches") for line in asked)
+    assert title().split()[:2] == ["context", "backend"]
+    assert " prefill: 16 tokens in " in chunk
+    assert step.split()[:2] == ["100", "reference"]
+    step_ms, floor_ms, times = map(float, step.split()[2:5])
+    stages = [tuple(map(float, pair.split("/"))) for pair in re.split(" +", step)[-4:]]
+    assert times == pytest.approx(step_ms / floor_ms, rel=0.05)
+    assert sum(floor for _, floor in stages) == pytest.approx(floor_ms, abs=2e-3)
+    assert commits.strip() == "commits 8"
+
+
+def test_a_row_tells_what_was_asked_of_a_device(models):
+    measured = replace(
+        row(models, 64, "reference", replace(LAYOUT, prefill_chunk=0), CEILINGS),
+        step_times_s=(0.003, 0.001, 0.002),
+        work=DeviceWork(5, 2, 3, 1, 90, 0.0015, (KernelTime("gemm", 7, 0.001),)),
+    )
+
+    _, asked, slowest = measured.lines()
+
+    assert asked.split("commits 8, ")[1] == (
+        "5 launches of 90 kernels, 2 waits, 3 copies up, 1 back, busy 1.500 ms, 75 %"
+    )
+    assert slowest.split() == ["1000.0", "us", "in", "7", "x", "gemm"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_launches_waits_and_copies_of_a_body_are_counted():
+    numbers = torch.ones(1000, device="cuda")
+    replay = captured(lambda: numbers.mul(2.0).add(1.0))
+
+    def body():
+        numbers.sin_()
+        replay()
+        float(numbers.cos()[0])
+
+    work = device_work(body, own_waits=0, most_kernels=2)
+
+    assert (work.launches, work.copies_up, work.copies_back) == (3, 0, 1)
+    assert work.kernels == 4
+    assert work.waits >= 1
+    assert 0.0 < work.slowest[-1].seconds <= work.slowest[0].seconds <= work.busy_s
+
+
+def test_what_overlaps_is_busy_once():
+    assert covered([]) == 0.0
+    assert covered([(5.0, 7.0), (0.0, 2.0), (1.0, 3.0), (5.5, 6.0)]) == 5.0
 
 
 def test_a_step_whose_numbers_are_none_is_refused(models):
@@ -82,19 +124,29 @@ def test_the_table_of_experts_has_a_line_for_each_number_of_tokens():
 
 
 @pytest.mark.parametrize("named", [[], ["kimi-k2.6-tp8-rank"]])
-def test_a_rank_is_drawn_and_its_table_printed(named, capsys, monkeypatch):
+def test_a_rank_is_drawn_and_its_table_printed_and_kept(named, capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(_rank_table.RANKS, "kimi-k2.6-tp8-rank", SMALL)
-    options = ["--backends", "reference", "--moe-backend", "reference", "--steps", "2"]
+    file = tmp_path / "rank.json"
+    backends = ["--backends", "triton_split", "reference", "--moe-backend", "reference"]
+    options = ["--steps", "2", "--prefill-chunk", "0", "--json", str(file)]
 
-    _rank_table.main([*named, "--contexts", "64", *options, "--prefill-chunk", "0"])
+    _rank_table.main([*named, "--contexts", "64", *backends, *options])
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("kimi-k2.6-tp8-rank: drawn in ")
     assert lines[1].startswith("weights 0.00 GB counted")
-    assert [line.split()[:2] for line in lines[2:4]] == [
-        ["context", "backend"],
-        ["64", "reference"],
-    ]
+    assert lines[2] == title()
+    # No GPU: a row that cannot be, and the next one all the same.
+    assert lines[3].split()[:4] == ["64", "triton_split", "failed:", "BackendError:"]
+    assert lines[4].split()[:2] == ["64", "reference"]
+    kept = json.loads(file.read_text())
+    failed, measured = kept["rows"]
+    assert failed["error"].startswith("BackendError: ")
+    assert (measured["context"], measured["backend"]) == (64, "reference")
+    assert measured["step_s"] == pytest.approx(sum(measured["step_times_s"]) / 2)
+    assert set(measured["stages_s"]) == set(measured["floors_s"]) == set(STAGES)
+    assert kept["layout"]["num_steps"] == 2
+    assert kept["ceilings"]["read_bytes_per_s"] == 1e9
 
 
 def test_only_ranks_have_such_a_table(capsys):
