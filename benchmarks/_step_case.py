@@ -14,8 +14,8 @@ from benchmarks._device import DEVICE
 from benchmarks._identity import SuiteError
 from benchmarks._suite import CaseFacts, _Suite
 from engine import Engine, Snapshot, StageClock, StepBatch, StepResult, step_bytes
-from engine.draft_tree import WORD_BITS
 from engine.kernels import launched_programs
+from engine.kernels.draft_tree import WORD_BITS
 
 OBSERVED_STEPS: Final = 5
 

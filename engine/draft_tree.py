@@ -17,7 +17,6 @@ This module knows nothing about caches, models or devices' kernels; trees live o
 moved with `DraftTree.to`.
 """
 
-import heapq
 import math
 from array import array
 from collections.abc import Sequence
@@ -29,8 +28,9 @@ from torch import Tensor
 from engine.candidates import top_candidates
 from engine.config import check_node_budget
 from engine.errors import BudgetError, ShapeError
-
-WORD_BITS = 32  # of an ancestor word; int32, since kernels read it so
+from engine.kernels.draft_tree.problem import WORD_BITS
+from engine.kernels.draft_tree.reference import ancestor_words, best_nodes
+from engine.kernels.tree_walk.reference import follow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,19 +93,7 @@ class DraftTree:
         ShapeError
             A parent does not come before its child.
         """
-        parents = self.parents.tolist()
-        rows = [1]
-        for node in range(1, len(parents)):
-            parent = parents[node]
-            if not 0 <= parent < node:
-                raise ShapeError(
-                    f"parents[{node}]: expected 0..{node - 1}, got {parent} (parents come first)"
-                )
-            rows.append(rows[parent] | 1 << node)
-        num_words = -(-len(rows) // WORD_BITS)
-        packed = bytearray().join(row.to_bytes(4 * num_words, "little") for row in rows)
-        words = torch.frombuffer(packed, dtype=torch.int32).reshape(len(rows), num_words)
-        return words.to(self.parents.device)
+        return ancestor_words(self.parents.tolist()).to(self.parents.device)
 
     def ancestor_mask(self) -> Tensor:
         """Return `[T, T] bool`: node i may attend node j iff j is i or an ancestor of i."""
@@ -310,11 +298,7 @@ def _build_all(
 
 
 def _build(log_probs: Tensor, token_ids: Tensor, root_token: int, node_budget: int) -> DraftTree:
-    log_probs = log_probs[:, :node_budget]  # rank r is chosen after r better siblings
-    # What is -inf is dropped before the heap: a sibling's weight would be -inf - -inf.
-    widths = (log_probs != -torch.inf).sum(1).tolist()
-    costs = [row[:width] for row, width in zip((-log_probs).tolist(), widths, strict=True)]
-    nodes = _best_first(costs, node_budget)
+    nodes = best_nodes(log_probs, node_budget)
     ids = token_ids.tolist()
     tokens = [root_token, *(ids[len(ranks) - 1][ranks[-1]] for _, ranks, _ in nodes)]
     parents = [-1, *(parent for _, _, parent in nodes)]
@@ -342,45 +326,9 @@ def _flatten(
     )
 
 
-# A candidate on the heap or a chosen node: cost, ranks, parent, compared in this order. The cost
-# is minus the path log-prob; the ranks, of the node and its ancestors within their depths, root
-# excluded, are unique, so they settle equal costs: lexicographic, a prefix first.
-_Node = tuple[float, tuple[int, ...], int]
-
-
-def _best_first(costs: Sequence[Sequence[float]], node_budget: int) -> list[_Node]:
-    """Return the cheapest nodes in order, at most `node_budget`; O(n log n).
-
-    `costs` holds minus the log-probs of each depth, ascending. A node's cost is a float64 sum in
-    the reference's order of operations: its rounding decides ties.
-    """
-    chosen: list[_Node] = []
-    heap: list[_Node] = [(row[0], (0,), 0) for row in costs[:1] if row]
-    while heap and len(chosen) < node_budget:
-        node = heap[0]
-        chosen.append(node)
-        cost, ranks, parent = node
-        depth, rank = len(ranks), ranks[-1]
-        row = costs[depth - 1]
-        if rank + 1 < len(row):
-            sibling = cost - row[rank] + row[rank + 1]
-            heapq.heapreplace(heap, (sibling, (*ranks[:-1], rank + 1), parent))
-        else:
-            heapq.heappop(heap)
-        if depth < len(costs) and costs[depth]:
-            heapq.heappush(heap, (cost + costs[depth][0], (*ranks, 0), len(chosen)))
-    return chosen
-
-
 def _walk(tree: DraftTree, target_tokens: Sequence[int]) -> Acceptance:
     parents, tokens = tree.parents.tolist(), tree.token_ids.tolist()
-    children = {(parents[node], tokens[node]): node for node in range(1, len(tokens))}
-    path: list[int] = []
-    node: int | None = 0
-    bonus_token = target_tokens[0]
-    while (node := children.get((node, bonus_token))) is not None:
-        path.append(node)
-        bonus_token = target_tokens[node]
+    path, bonus_token = follow(target_tokens, tokens, parents, most=tree.num_nodes)
     return Acceptance(torch.tensor(path, dtype=torch.int32), bonus_token)
 
 

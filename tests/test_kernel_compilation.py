@@ -22,10 +22,12 @@ from engine.kernels import (
     OPS,
     AddNormCase,
     ChooseExpertsCase,
+    DraftTreeCase,
     GroupedExpertsCase,
     Kernel,
     MlaRowsCase,
     SkinnyLinearCase,
+    WalkTreeCase,
 )
 
 triton = pytest.importorskip("triton")  # comes with the package on Linux
@@ -46,13 +48,17 @@ SPILLS = {
         for arch in (90, 100)
     },
 }
-OTHER_CASES = (GroupedExpertsCase, ChooseExpertsCase, MlaRowsCase, SkinnyLinearCase, AddNormCase)
+OTHER_CASES = (
+    *(GroupedExpertsCase, ChooseExpertsCase, MlaRowsCase, SkinnyLinearCase, AddNormCase),
+    *(DraftTreeCase, WalkTreeCase),
+)
 EXHIBITS = ("triton_serial", "ladder")  # measured, not served
 # Most and fewest tokens; a choice among all, and among the experts of groups; a rank's heads; each
 # kind of product.
 SHORT_CASES = (
     *("rank-int4-1024", "rank-plain-1", "kimi-9", "deepseek-9", "mla-8-9"),
     *("values-9", "queries-9", "output-17", "shared-9", "down-9", "kimi-9-2"),
+    *("tree-64", "tree-512", "walk-65"),
 )
 PACKAGE = Path(engine.kernels.__file__).parent
 CUDA_KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)")

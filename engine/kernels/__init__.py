@@ -47,6 +47,8 @@ OPS: dict[str, Op[Any]] = {
         _MLA_ROWS,
         _SKINNY_LINEAR,
         _ADD_NORM,
+        _DRAFT_TREE,
+        _WALK_TREE,
     )
 }
 
