@@ -15,6 +15,7 @@ import json
 import math
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
@@ -29,6 +30,8 @@ from benchmarks._sampler import sampling
 from benchmarks._suite import _Suite
 
 NUM_PAIRS: Final = 40
+LEAST_PAIRS: Final = 6  # whatever the time limit
+NUM_ARRANGEMENTS: Final = 2
 NUM_SAMPLES: Final = 20  # of a block
 WINDOW_S: Final = 1.0
 MARGIN_REL: Final = 0.005  # a difference within it is none
@@ -90,14 +93,22 @@ class Trial:
 
 
 def compare(
-    block_s: Callable[[], float], telemetry: Telemetry, *, num_pairs: int = NUM_PAIRS
+    block_s: Callable[[], float],
+    telemetry: Telemetry,
+    *,
+    num_pairs: int = NUM_PAIRS,
+    limit_s: float = math.inf,
 ) -> Difference:
     """Measure blocks with and without telemetry in turns; `block_s` measures one.
 
-    The interval is Student's for the mean of the logarithms of the pairs' ratios.
+    The interval is Student's for the mean of the logarithms of the pairs' ratios. Past `limit_s`
+    no pair begins once there are `LEAST_PAIRS`.
     """
-    logs = []
+    logs: list[float] = []
+    end_s = time.monotonic() + limit_s
     for number in range(num_pairs):
+        if number >= LEAST_PAIRS and time.monotonic() > end_s:
+            break
         seconds = {}
         for has_telemetry in (True, False) if number % 2 else (False, True):
             if has_telemetry:
@@ -107,22 +118,27 @@ def compare(
                 seconds[False] = block_s()
         logs.append(math.log(seconds[True] / seconds[False]))
     middle = statistics.fmean(logs)
-    quantile = float(stats.t.ppf(0.5 + CONFIDENCE / 2, num_pairs - 1))
-    half = quantile * statistics.stdev(logs) / math.sqrt(num_pairs)
-    return Difference(
-        num_pairs, *(math.expm1(log) for log in (middle, middle - half, middle + half))
-    )
+    count = len(logs)
+    quantile = float(stats.t.ppf(0.5 + CONFIDENCE / 2, count - 1))
+    half = quantile * statistics.stdev(logs) / math.sqrt(count)
+    return Difference(count, *(math.expm1(log) for log in (middle, middle - half, middle + half)))
 
 
 def differences(
-    trial: Trial, *, num_pairs: int, num_samples: int, window_s: float = WINDOW_S
+    trial: Trial,
+    *,
+    num_pairs: int,
+    num_samples: int,
+    limit_s: float = math.inf,
+    window_s: float = WINDOW_S,
 ) -> dict[str, Difference]:
-    """Compare a case in both arrangements."""
+    """Compare a case in both arrangements, each within the limit."""
     _, gpu_uuid = cuda_device()
     block_s = partial(trial.block_s, num_samples)
+    ways = {"before": partial(trial.before, window_s), "beside": partial(trial.beside, gpu_uuid)}
     return {
-        "before": compare(block_s, partial(trial.before, window_s), num_pairs=num_pairs),
-        "beside": compare(block_s, partial(trial.beside, gpu_uuid), num_pairs=num_pairs),
+        name: compare(block_s, telemetry, num_pairs=num_pairs, limit_s=limit_s)
+        for name, telemetry in ways.items()
     }
 
 
@@ -143,13 +159,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="what telemetry costs the samples")
     parser.add_argument("--pairs", type=int, default=NUM_PAIRS)
     parser.add_argument("--samples", type=int, default=NUM_SAMPLES, help="of a block")
+    parser.add_argument(
+        "--time-limit", type=float, default=math.inf, help="seconds for the blocks of all cases"
+    )
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(arguments)
     if DEVICE != "cuda":
         parser.error("device: expected a GPU, got none (without one there is no telemetry)")
-    for suite, params in _cases():
+    cases = _cases()
+    for suite, params in cases:
         found = differences(
-            Trial(suite(), params), num_pairs=asked.pairs, num_samples=asked.samples
+            Trial(suite(), params),
+            num_pairs=asked.pairs,
+            num_samples=asked.samples,
+            limit_s=asked.time_limit / (NUM_ARRANGEMENTS * len(cases)),
         )
         for arrangement, difference in found.items():
             name = f"{suite.__name__}{params}"

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from benchmarks._telemetry_cost import MARGIN_REL, compare, main
+from benchmarks._telemetry_cost import LEAST_PAIRS, MARGIN_REL, compare, main
 
 
 class Machine:
@@ -58,6 +58,15 @@ def test_each_comes_first_as_often_as_the_other():
     compare(machine.block_s, machine.telemetry, num_pairs=4)
 
     assert machine.states == [False, True, True, False] * 2
+
+
+def test_past_the_time_limit_no_pair_begins_but_the_fewest_that_make_an_interval():
+    machine = Machine()
+
+    found = compare(machine.block_s, machine.telemetry, num_pairs=40, limit_s=0.0)
+
+    assert found.num_pairs == LEAST_PAIRS == len(machine.states) / 2
+    assert found.low < found.relative < found.high
 
 
 def test_without_a_gpu_there_is_nothing_to_compare(monkeypatch, capsys):
