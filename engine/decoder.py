@@ -37,15 +37,9 @@ from engine.drafter import DraftModel, TapRows, check_pair
 from engine.errors import ConfigError, RequestError, ShapeError
 from engine.kv_cache import CacheShape, LatentCache
 from engine.observer import StageObserver, stage
-from engine.pass_graphs import fill_up, pass_runner
+from engine.pass_graphs import Choice, fill_up, pass_runner
 from engine.prefill import Prefill, check_prompts, check_stops, new_sequences
-from engine.sampling import (
-    GREEDY,
-    Sampling,
-    check_integer,
-    chosen_log_probs,
-    tokens_or_none,
-)
+from engine.sampling import GREEDY, Sampling, check_integer
 from engine.sequence import Generation, SequenceState
 from engine.target import PassRows, Target
 from engine.verify import Backends, Verified, plan_pass
@@ -212,14 +206,11 @@ class Engine:
     def verify(self, batch: StepBatch, trees: Sequence[DraftTree]) -> Verified:
         """Run the target over all trees and choose its token after every node."""
         rows = self._plan(batch, trees)
-        passed = self._run_pass(rows)
-        logits = passed.logits
         seeds = rows.repeat([sequence.seed for sequence in batch.sequences])
-        positions = rows.positions + 1  # of the token chosen after each row
-        tokens = tokens_or_none(logits, positions, seeds, batch.sampling)
+        passed = self._run_pass(rows, Choice(batch.sampling, seeds))
         return Verified(
-            target_tokens=rows.attention.pad(tokens),
-            log_probs=rows.attention.pad(chosen_log_probs(logits, tokens.clamp(min=0))),
+            target_tokens=rows.attention.pad(passed.tokens),
+            log_probs=rows.attention.pad(passed.log_probs),
             taps=passed.taps,
             offsets=rows.offsets,
         )

@@ -2,8 +2,9 @@
 
 ::
 
-    bucket    number of trees, rows of a tree, width of the page table, storage of the rows
-    buffers   token ids, positions, slots, page table, lengths, ancestor words, tree sizes
+    bucket    number of trees, rows of a tree, width of the page table, storage of the rows, and how
+              tokens are chosen
+    buffers   token ids, positions, slots, page table, lengths, ancestor words, tree sizes, seeds
     a pass    the buffers of its bucket are overwritten whole; what was captured over them runs
 
 A tree that is smaller than its bucket is filled up with children of its root that nobody walks to,
@@ -22,6 +23,7 @@ from torch.nn import functional
 from engine.config import EngineConfig
 from engine.draft_tree import DraftTree
 from engine.errors import ConfigError
+from engine.sampling import Sampling, chosen_log_probs, tokens_or_none
 from engine.target import PassRows, Target
 
 T = TypeVar("T")  # what runs over fixed buffers gives
@@ -36,14 +38,23 @@ _PLAN_BUFFERS = ("slots", "page_table", "context_lens", "ancestor_bits", "tree_s
 class Passed:
     """What a pass gives for its M rows; of a bucket's, until its next pass."""
 
-    logits: Tensor  # [M, V] float32
+    tokens: Tensor  # [M] int64, what the target says after each row, `NO_TOKEN` if nothing
+    log_probs: Tensor  # [M], of those tokens
     taps: Tensor  # [M, num_taps * hidden]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """How the token after each row of a pass is chosen."""
+
+    sampling: Sampling
+    seeds: Tensor  # [M] int64
 
 
 class RunPass(Protocol):
     """Runs one target pass."""
 
-    def __call__(self, rows: PassRows) -> Passed:
+    def __call__(self, rows: PassRows, choice: Choice) -> Passed:
         """Write the latent rows of `rows` and return what the target says after each."""
 
 
@@ -118,13 +129,15 @@ class PlainPass:
     target: Target
     tap_ids: tuple[int, ...]
 
-    def __call__(self, rows: PassRows) -> Passed:
-        """Run the target and its head."""
+    def __call__(self, rows: PassRows, choice: Choice) -> Passed:
+        """Run the target and its head, then choose."""
         passed = self.target.forward(rows, self.tap_ids)
         logits = self.target.head(passed.hidden)
         if isinstance(self.target, Steered):
             self.target.steer(logits, rows.positions)
-        return Passed(logits, passed.taps)
+        positions = rows.positions + 1  # of the token chosen after each row
+        tokens = tokens_or_none(logits, positions, choice.seeds, choice.sampling)
+        return Passed(tokens, chosen_log_probs(logits, tokens.clamp(min=0)), passed.taps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,12 +145,14 @@ class Bucket:
     """Buffers of passes of one shape, and what runs over them."""
 
     rows: PassRows
+    choice: Choice
     run: Callable[[], Passed]
 
-    def load(self, rows: PassRows) -> None:
+    def load(self, rows: PassRows, choice: Choice) -> None:
         """Overwrite every buffer (mutated)."""
-        for held, new in zip(buffers(self.rows), buffers(rows), strict=True):
-            held.copy_(new)
+        new = buffers(rows, choice)
+        for held, one in zip(buffers(self.rows, self.choice), new, strict=True):
+            held.copy_(one)
 
 
 class BucketPass:
@@ -161,14 +176,15 @@ class BucketPass:
         """The buckets in the order of their last use."""
         return self._kept.values
 
-    def __call__(self, rows: PassRows) -> Passed:
+    def __call__(self, rows: PassRows, choice: Choice) -> Passed:
         """Run a pass, captured before if there was one of its shape over the same storage."""
-        bucket, was_there = self._kept.get(bucket_key(rows), lambda: self._new_bucket(rows))
+        key = bucket_key(rows, choice)
+        bucket, was_there = self._kept.get(key, lambda: self._new_bucket(rows, choice))
         if was_there:
-            bucket.load(rows)
+            bucket.load(rows, choice)
         return bucket.run()
 
-    def _new_bucket(self, rows: PassRows) -> Bucket:
+    def _new_bucket(self, rows: PassRows, choice: Choice) -> Bucket:
         plan = rows.attention
         if plan.padded_index is not None:
             raise ConfigError(
@@ -182,7 +198,8 @@ class BucketPass:
                 plan, **{name: getattr(plan, name).clone() for name in _PLAN_BUFFERS}
             ),
         )
-        return Bucket(held, self._capture(lambda: self._run(held)))
+        chosen = replace(choice, seeds=choice.seeds.clone())
+        return Bucket(held, chosen, self._capture(lambda: self._run(held, chosen)))
 
 
 def repeated(run: Callable[[], T]) -> Callable[[], T]:
@@ -219,20 +236,21 @@ class CudaCapture:
         return replay
 
 
-def buffers(rows: PassRows) -> list[Tensor]:
+def buffers(rows: PassRows, choice: Choice) -> list[Tensor]:
     """Return the tensors in which passes of one bucket differ."""
     of_rows = [getattr(rows, name) for name in _ROW_BUFFERS]
-    return of_rows + [getattr(rows.attention, name) for name in _PLAN_BUFFERS]
+    return [*of_rows, *(getattr(rows.attention, name) for name in _PLAN_BUFFERS), choice.seeds]
 
 
-def bucket_key(rows: PassRows) -> Hashable:
+def bucket_key(rows: PassRows, choice: Choice) -> Hashable:
     """Return what passes have in common that can run in the same buffers."""
     plan = rows.attention
     pages = plan.cache.layer(0)
     scratch = None if plan.scratch is None else plan.scratch.rows
     storages = [(one.data_ptr(), one.shape) for one in (pages, scratch) if one is not None]
-    shapes = [tuple(one.shape) for one in buffers(rows)]
-    return (*shapes, *storages, scratch is None, plan.backend, rows.moe_backend)
+    shapes = [tuple(one.shape) for one in buffers(rows, choice)]
+    options = (scratch is None, plan.backend, rows.moe_backend, choice.sampling)
+    return (*shapes, *storages, *options)
 
 
 def tree_bucket(tree_size: int, largest: int) -> int:

@@ -18,6 +18,7 @@ from engine.pass_graphs import (
     MOST_BUCKETS,
     Bucket,
     BucketPass,
+    Choice,
     PlainPass,
     buffers,
     fill_up,
@@ -39,13 +40,13 @@ from tests.nano import (
 )
 
 PROMPTS = [prompt(n, seed=n) for n in (33, 1, 18)]
-NAMES = (*_ROW_BUFFERS, *_PLAN_BUFFERS)
+NAMES = (*_ROW_BUFFERS, *_PLAN_BUFFERS, "seeds")
 IMPOSSIBLE = 2**31 - 1  # as a token, a position, a slot, a page, a length, a tree's size
 
 
 def poison(engine):
     for bucket in engine._run_pass.buckets.values():
-        for held in buffers(bucket.rows):
+        for held in buffers(bucket.rows, bucket.choice):
             held.fill_(IMPOSSIBLE)
     for bucket in engine._run_draft.buckets.values():
         bucket.numbers.fill_(IMPOSSIBLE)
@@ -106,14 +107,16 @@ def test_whole_texts_in_buffers_are_the_targets_own(mode, policy, sampling):
 
 @pytest.mark.parametrize("left_out", range(len(NAMES)), ids=NAMES)
 def test_a_buffer_that_kept_what_it_held_would_be_seen(left_out, monkeypatch):
-    def load_others(bucket, rows):
-        pairs = zip(buffers(bucket.rows), buffers(rows), strict=True)
+    def load_others(bucket, rows, choice):
+        held_now = buffers(bucket.rows, bucket.choice)
+        pairs = zip(held_now, buffers(rows, choice), strict=True)
         for number, (held, new) in enumerate(pairs):
             if number != left_out:
                 held.copy_(new)
 
     plain, kept = both()
-    batches = [engine.prefill([prompt(20)]) for engine in (plain, kept)]
+    sampling = Sampling(1.0) if left_out == NAMES.index("seeds") else GREEDY
+    batches = [engine.prefill([prompt(20)], sampling=sampling) for engine in (plain, kept)]
     assert kept.step(batches[1]) == plain.step(batches[0])
     poison(kept)
     monkeypatch.setattr(Bucket, "load", load_others)
@@ -171,16 +174,32 @@ def test_few_buckets_are_kept_and_those_are_the_last_used():
         plan_pass(batch.cache, batch.seqs, [tree.prefix(n)], REFERENCE)
         for n in range(MOST_BUCKETS + 1)
     ]
+
+    def choice(plan):
+        return Choice(GREEDY, plan.repeat([0]))
+
     for plan in plans:
-        passes(plans[0])
-        passes(plan)
+        passes(plans[0], choice(plans[0]))
+        passes(plan, choice(plan))
 
     assert len(passes.buckets) == MOST_BUCKETS
     assert len(captured) == MOST_BUCKETS + 1
-    passes(plans[0])
+    passes(plans[0], choice(plans[0]))
     assert len(captured) == MOST_BUCKETS + 1
-    passes(plans[1])
+    passes(plans[1], choice(plans[1]))
     assert len(captured) == MOST_BUCKETS + 2
+
+
+def test_passes_that_choose_otherwise_are_another_bucket():
+    _, kept = both()
+    ways = (GREEDY, Sampling(1.0), Sampling(1.0, top_k=3), GREEDY)
+
+    for sampling in ways:
+        batch = kept.prefill([prompt(20)], sampling=sampling)
+        kept.step(batch)
+        kept.release(batch)
+
+    assert len(kept._run_pass.buckets) == 3
 
 
 @pytest.mark.parametrize(
@@ -213,7 +232,9 @@ def test_trees_of_several_sizes_are_no_bucket():
     rows = plan_pass(batch.cache, batch.seqs, trees, REFERENCE)
 
     with pytest.raises(ConfigError, match=r"rows: expected trees of one size, got \(4, 5\)"):
-        BucketPass(PlainPass(TARGET, ()), in_fixed_outputs)(rows)
+        BucketPass(PlainPass(TARGET, ()), in_fixed_outputs)(
+            rows, Choice(GREEDY, rows.repeat([0, 0]))
+        )
 
 
 def test_graphs_are_refused_where_nothing_captures():

@@ -21,7 +21,7 @@ LAYOUTS = [{"page_size": 1}, {"page_size": 64, "cache_layout": "hybrid"}]
 def poison(engine):
     """Leave zeros in every buffer: within bounds, so that a replay that reads them says it."""
     for bucket in engine._run_pass.buckets.values():
-        for held in buffers(bucket.rows):
+        for held in buffers(bucket.rows, bucket.choice):
             held.zero_()
     for bucket in engine._run_draft.buckets.values():
         bucket.numbers.zero_()

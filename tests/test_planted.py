@@ -5,7 +5,7 @@ from engine.config import EngineConfig
 from engine.decoder import Engine
 from engine.drafter import DraftRequest, TapRows
 from engine.errors import ConfigError, OutOfPagesError, RequestError
-from engine.pass_graphs import PlainPass
+from engine.pass_graphs import Choice, PlainPass
 from engine.planted import (
     PLANT_MARGIN,
     PlantedDrafter,
@@ -14,6 +14,7 @@ from engine.planted import (
     record_continuation,
 )
 from engine.presets import preset
+from engine.sampling import GREEDY, chosen_log_probs
 from engine.verify import REFERENCE, chain, plan_pass
 
 MODELS = preset("nano", dtype=torch.float64)
@@ -152,22 +153,32 @@ def test_a_planted_target_commits_the_planted_length_whatever_is_rounded(commit_
         assert sequence.new_token_ids == tuple(own[: 6 * commit_length])
 
 
-def test_a_planted_target_says_all_the_target_says_but_one_logit_of_a_row():
+def test_a_planted_target_says_all_the_target_says_but_one_logit_of_a_row(monkeypatch):
     target, drafter, known = planted_pair(MODELS, [PROMPT], 4)
-    plain, steered = PlainPass(MODELS.target, (0,)), PlainPass(target, (0,))
     engine = Engine(target, drafter, EngineConfig(max_context=64))
     batch = engine.prefill([PROMPT])
     rows = plan_pass(batch.cache, batch.seqs, [chain(known[0][:3])], REFERENCE)
+    heard = []
 
-    own, said = plain(rows), steered(rows)
+    def hear(logits, token_ids):
+        heard.append(logits.clone())
+        return chosen_log_probs(logits, token_ids)
 
-    raised = (said.logits != own.logits).nonzero().tolist()
+    monkeypatch.setattr("engine.pass_graphs.chosen_log_probs", hear)
+
+    plain, planted = (
+        PlainPass(one, (0,))(rows, Choice(GREEDY, rows.repeat([0])))
+        for one in (MODELS.target, target)
+    )
+
+    own, steered = heard
     # The chain's first token stands where the prompt's last would: positions 4, 5 and 6.
-    assert raised == [[row, token] for row, token in enumerate(known[0][:3])]
-    assert said.logits.argmax(1).tolist() == known[0][:3]
-    margin = said.logits.amax(1) - own.logits.amax(1)
+    raised = [[row, token] for row, token in enumerate(known[0][:3])]
+    assert (steered != own).nonzero().tolist() == raised
+    assert planted.tokens.tolist() == known[0][:3]
+    margin = steered.amax(1) - own.amax(1)
     torch.testing.assert_close(margin, torch.full_like(margin, PLANT_MARGIN))
-    assert torch.equal(own.taps, said.taps)
+    assert torch.equal(plain.taps, planted.taps)
 
 
 def test_a_planted_target_does_not_hide_what_is_no_number():
