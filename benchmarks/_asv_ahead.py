@@ -11,12 +11,19 @@ So each case has a fresh process of its own as before, and nothing runs beside t
 measures. The processes of a benchmark with a cache only hand on what was measured there, mostly
 without torch, and are left to asv. `DDTREE_BENCH_STARTS_AHEAD` says another number of processes;
 0 or 1 leaves all to asv.
+
+A profile that shares a process (`Profile.shares_process`) has one that serves case after case, each
+built anew, until one fails or the next round begins: what a case costs is then its own time, not
+the start of a process and of its GPU. The cases of a round are then no independent samples of what
+the start of a process decides. `DDTREE_BENCH_SHARES_PROCESS` says 1 or 0 whatever the profile.
 """
 
 import json
 import os
+import select
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,10 +31,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks._asv_waiting import READY
+from benchmarks._asv_waiting import READY, SERVES_VARIABLE
+from benchmarks._regimes import PROFILE
 
 COUNT_VARIABLE: Final = "DDTREE_BENCH_STARTS_AHEAD"
-MOST: Final = 4  # each holds some 300 MB
+SHARES_VARIABLE: Final = "DDTREE_BENCH_SHARES_PROCESS"
+MOST: Final = 8  # each holds some 300 MB
 SCRIPT: Final = Path(__file__).with_name("_asv_waiting.py")
 LAST_WORDS_S: Final = 1.0  # between being asked to end and being ended
 STDIN: Final = 0
@@ -43,7 +52,9 @@ def setup() -> None:
     from asv import runner  # noqa: PLC0415
 
     count = num_ahead(os.environ)
-    if count > 1:
+    if shares_process(os.environ):
+        runner.Spawner = partial(ServingSpawner, runner.Spawner, 1)
+    elif count > 1:
         runner.Spawner = partial(AheadSpawner, runner.Spawner, count)
 
 
@@ -57,8 +68,17 @@ def num_ahead(environ: Mapping[str, str]) -> int:
     return int(told)
 
 
+def shares_process(environ: Mapping[str, str]) -> bool:
+    """Return whether one process serves the cases of a round."""
+    if environ.get(COUNT_VARIABLE) in {"0", "1"}:
+        return False
+    return environ.get(SHARES_VARIABLE, str(int(PROFILE.shares_process))) == "1"
+
+
 class AheadSpawner:
     """Stands in for asv's `Spawner`, and hands on to one what it does not do itself."""
+
+    _told: Mapping[str, str] = {}
 
     def __init__(self, plain: type[Any], count: int, env: Any, benchmark_dir: str) -> None:
         self._plain = plain(env, benchmark_dir)
@@ -99,11 +119,18 @@ class AheadSpawner:
         if cwd in self._caches:
             outcome: tuple[str, int] = self._plain.run(*words, timeout, cwd)
             return outcome
+        self._end_round(name)
         if not self._waiting:
             self._waiting = self._start()
-        process = self._waiting.pop(0)
         command = [BENCHMARK_RUN_SCRIPT, "run", self._benchmark_dir, *words]
-        return process.measure(command, timeout, cwd)
+        return self._measure(command, timeout, cwd)
+
+    def _end_round(self, name: str) -> None:
+        """Know which case comes; every process has one, whatever the round."""
+
+    def _measure(self, command: list[str], timeout_s: float, folder: str) -> tuple[str, int]:
+        """Give a case to the first of those that wait."""
+        return self._waiting.pop(0).measure(command, timeout_s, folder)
 
     def close(self) -> None:
         """End those that nothing was left for."""
@@ -112,11 +139,34 @@ class AheadSpawner:
         self._plain.close()
 
     def _start(self) -> list["_Waiting"]:
-        environ = {**os.environ, **self._env.env_vars}
+        environ = {**os.environ, **self._env.env_vars, **self._told}
         started = [_Waiting.start(self._env, environ) for _ in range(self._count)]
         for process in started:
             process.await_ready()
         return started
+
+
+class ServingSpawner(AheadSpawner):
+    """Has one process serve all cases, and another one after a case that failed."""
+
+    _told: Mapping[str, str] = {SERVES_VARIABLE: "1"}
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._served: set[str] = set()  # by the process that is there
+
+    def _end_round(self, name: str) -> None:
+        if name in self._served and self._waiting:
+            self._waiting.pop().dismiss()
+        if not self._waiting:
+            self._served.clear()
+        self._served.add(name)
+
+    def _measure(self, command: list[str], timeout_s: float, folder: str) -> tuple[str, int]:
+        outcome = self._waiting[0].serve(command, timeout_s, folder)
+        if outcome[1]:
+            self._waiting.clear()
+        return outcome
 
 
 @dataclass(slots=True)
@@ -140,10 +190,8 @@ class _Waiting:
 
     def await_ready(self) -> None:
         """Wait until it has imported and sleeps, or has died."""
-        for line in iter(self._output.readline, b""):
-            if line == READY:
-                break
-            self.said += line
+        said, _ = self._until_ready(None)
+        self.said += said
 
     def measure(self, command: list[str], timeout_s: float, folder: str) -> tuple[str, int]:
         """Tell it its case and wait for its end; return its output and exit status."""
@@ -161,10 +209,46 @@ class _Waiting:
         text = (self.said + said).decode("utf-8", "replace")
         return text, self.process.returncode if status is None else status
 
+    def serve(self, command: list[str], timeout_s: float, folder: str) -> tuple[str, int]:
+        """Tell it a case and wait until it is done with it; as `measure`, but it lives on."""
+        from asv.util import TIMEOUT_RETCODE  # noqa: PLC0415
+
+        status = 0
+        try:
+            with suppress(BrokenPipeError):
+                os.write(self.line, json.dumps([folder, command]).encode() + b"\n")
+            said, is_ready = self._until_ready(timeout_s)
+            if not is_ready:
+                self.process.wait()
+                os.close(self.line)
+                status = self.process.returncode or 1  # it is to end for a failure alone
+        except subprocess.TimeoutExpired as late:
+            said, status = (late.output or b"") + self._end(), TIMEOUT_RETCODE
+            os.close(self.line)
+        except BaseException:
+            self._end()
+            raise
+        text = (self.said + said).decode("utf-8", "replace")
+        self.said = b""
+        return text, status
+
     def dismiss(self) -> None:
         """Have it end without a case."""
         os.close(self.line)
         self.process.communicate()
+
+    def _until_ready(self, timeout_s: float | None) -> tuple[bytes, bool]:
+        """Give what it says until it is ready; False if it has died instead."""
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        said, output = b"", self._output.fileno()
+        while not said.endswith(READY):
+            left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
+            if not select.select([output], [], [], left_s)[0]:
+                raise subprocess.TimeoutExpired(str(SCRIPT), timeout_s or 0.0, said)
+            if not (part := os.read(output, 1 << 16)):
+                return said, False
+            said += part
+        return said.removesuffix(READY), True
 
     def _tell(self, line: str) -> None:
         with suppress(BrokenPipeError), open(self.line, "w", encoding="utf-8") as told:  # noqa: PTH123

@@ -10,6 +10,7 @@ multiplies constants at a lower power and so at a higher rate than any real case
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import torch
@@ -34,8 +35,9 @@ class Ceilings:
     dtype: str | None  # of the matmul
 
 
+@cache
 def measure_ceilings() -> Ceilings:
-    """Measure both rates on the device of this run, on the threads it runs with."""
+    """Measure both rates on the device of this run, on the threads it runs with; once a process."""
     if DEVICE == "cpu":
         return _measure_cpu()
     ceilings = _measure_cuda()

@@ -1,12 +1,15 @@
 """Which device runs the cases: processor or GPU, as torch and the operating system name it."""
 
 import platform
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
 import torch
 
+LIBRARIES: Final = ("triton", "safetensors")  # beside torch
 DEVICE: Final = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -20,12 +23,12 @@ class Device:
     driver: str | None = None
     power_limit_w: float | None = None
     num_sms: int | None = None
-    runtime: str | None = None
+    runtime: str | None = None  # libraries that the engine runs on, with their versions
 
 
 def cpu_device() -> Device:
     """Describe the processor."""
-    return Device(kind="cpu", name=_cpu_name(), runtime=f"torch {torch.__version__}")
+    return Device(kind="cpu", name=_cpu_name(), runtime=_runtime())
 
 
 def cuda_device() -> tuple[Device, str]:
@@ -37,9 +40,18 @@ def cuda_device() -> tuple[Device, str]:
         name=properties.name,
         gpu_uuid=uuid,
         num_sms=properties.multi_processor_count,
-        runtime=f"torch {torch.__version__}",
+        runtime=_runtime(),
     )
     return device, uuid
+
+
+def _runtime() -> str:
+    """Name torch and the other libraries of the engine that are installed for this process."""
+    names = [f"torch {torch.__version__}"]
+    for library in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            names.append(f"{library} {version(library)}")
+    return ", ".join(names)
 
 
 def _cpu_name() -> str:

@@ -4,8 +4,8 @@ A profile never changes a case's identity. Class, method, parameter names and va
 in every profile, and the values of `history` and `quick` are subsets of those of `full`, so that
 results of all continue one series. All suites of `quick` together have at most 25 cases, since
 every case costs a process start a round; those of `history`, which visits commit after commit, at
-most 20, and a round. A process takes six to eight seconds on a GPU, so ten cases are a minute. This
-module knows the axes; what a case does stands in its suite.
+most 20, one round, and one process that serves them in turn: on a GPU most of a short case is the
+start of its process. This module knows the axes; what a case does stands in its suite.
 It imports no torch: asv starts a process for each case, and some only hand on what others measured.
 """
 
@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 T = TypeVar("T", int, str)
 
+WALK_AND_SPLIT: Final = ["triton_serial", "triton_split"]
 PROFILE_VARIABLE: Final = "DDTREE_BENCH_PROFILE"
 
 
@@ -30,10 +31,13 @@ class Profile:
     rounds: int  # processes a case is measured in; their medians are the independent samples
     repeat: tuple[int, int, float]  # samples a process: least, most, seconds after which to stop
     window_s: float  # length of the telemetry window of a case on a GPU
+    shares_process: bool = False  # the cases of a call of asv are served by one process in turn
 
 
 PROFILES: Final = {
-    "history": Profile(name="history", rounds=1, repeat=(5, 20, 0.5), window_s=0.5),
+    "history": Profile(
+        name="history", rounds=1, repeat=(5, 20, 0.5), window_s=0.5, shares_process=True
+    ),
     "quick": Profile(name="quick", rounds=2, repeat=(5, 20, 0.5), window_s=1.0),
     "full": Profile(name="full", rounds=4, repeat=(10, 60, 3.0), window_s=3.0),
 }
@@ -57,6 +61,15 @@ class RankStepAxes:
     page_sizes: list[int]
     cache_layouts: list[str]
     commit_lengths: list[int]
+    attention_backends: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillAxes:
+    """The axes of the suites in `prefill.py`."""
+
+    context_tokens: list[int]
+    page_sizes: list[int]
     attention_backends: list[str]
 
 
@@ -151,6 +164,36 @@ def rank_step_axes(profile: Profile, device: str) -> RankStepAxes:
         commit_lengths=[1, 8],
         attention_backends=["triton_serial", "triton_split", "cuda"],
     )
+
+
+def cut_step_axes(profile: Profile, device: str) -> RankStepAxes:
+    """Return the axes of the step of the rank's first layers: on a GPU only, not in `history`.
+
+    `quick` has the incident's probe, by its walk and by the kernel that took its place.
+    """
+    full = profile.name == "full"
+    is_visited = profile.name != "history" and device == "cuda"
+    contexts = [1024, 8192, 65536, 189440] if full else [65536]
+    return RankStepAxes(
+        context_tokens=contexts if is_visited else [],
+        page_sizes=[1, 64] if full else [1],
+        cache_layouts=["paged"],
+        commit_lengths=[8],
+        attention_backends=["triton_serial", "triton_split", "cuda"] if full else WALK_AND_SPLIT,
+    )
+
+
+def chunk_axes(profile: Profile, device: str) -> PrefillAxes:
+    """Return the axes of a rank's chunk of a prompt, which go with those of its cut step."""
+    step = cut_step_axes(profile, device)
+    return PrefillAxes(step.context_tokens, step.page_sizes, WALK_AND_SPLIT)
+
+
+def prefill_axes(profile: Profile, device: str) -> PrefillAxes:
+    """Return the axes of whole prompts of the trained pair, which only `full` has room for."""
+    contexts = [1024, 4096, 16384] if device == "cuda" else [256, 1024, 4096]
+    backends = ["triton_split"] if device == "cuda" else ["reference"]
+    return PrefillAxes(contexts if profile.name == "full" else [], [1, 16, 64], backends)
 
 
 def moe_axes(profile: Profile, device: str) -> MoeAxes:

@@ -1,9 +1,9 @@
-"""What all suites share: state once a process, samples by asv, one sidecar line at exit.
+"""What all suites share: state once a case, samples by asv, one sidecar line at its end.
 
 asv (launch method `spawn`) runs each case of each round in a fresh process, which has imported
-torch before it knows its case (`_asv_ahead`)::
+torch before it knows its case; the profile `history` has one for all cases (`_asv_ahead`)::
 
-    setup → [teardown → setup → timer() → time_*() → timer()] for each sample → teardown → exit
+    setup → [teardown → setup → timer() → time_*() → timer()] for each sample → teardown → end
       │         └ `reset` puts the state back                 └ a sample             └ sidecar line
       └ first call: `build`, warm-up, telemetry window, `facts`
 
@@ -12,7 +12,6 @@ one `time_*` method. It never defines `setup` or `teardown`. The telemetry windo
 the first sample, so nothing but the body runs while asv's clock does.
 """
 
-import atexit
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
+from benchmarks._case_end import at_case_end
 from benchmarks._ceilings import Ceilings, measure_ceilings
 from benchmarks._device import DEVICE
 from benchmarks._identity import Identity, SuiteError
@@ -191,10 +191,10 @@ class _Suite(ABC):
             started_at=started_at,
             ended_at=time.time(),
         )
-        atexit.register(self._write, self._session)
+        at_case_end(partial(self._write, self._session))
 
     def _write(self, session: _Session) -> None:
-        """Append the sidecar line of a case whose every sample ended; asv spawns, so we exit."""
+        """Append the sidecar line of a case whose every sample ended."""
         if not session.sound or not session.samples_s:
             return
         append_record(

@@ -8,6 +8,7 @@ of the target's own continuation (`generation.py` lets the text decide).
 `RankStep` runs one rank of Kimi K2.6 in bfloat16, on a GPU that has room for it and in the profile
 `full` only. Its weights are random, its prompt's rows were never computed, the tokens it says are
 drawn beforehand: they mean nothing, what it reads and launches is a step's, collectives excepted.
+`CutRankStep` is the same of its first four layers, which a shorter run has time for.
 
 All samples of a case time the same step again, from a snapshot.
 """
@@ -17,7 +18,7 @@ from typing import ClassVar
 import torch
 
 from benchmarks._device import DEVICE
-from benchmarks._regimes import PROFILE, rank_step_axes, step_axes
+from benchmarks._regimes import PROFILE, cut_step_axes, rank_step_axes, step_axes
 from benchmarks._step_case import _StepSuite
 from engine import (
     Engine,
@@ -35,6 +36,7 @@ NODE_BUDGET = 16
 PREFILL_CHUNKS = {"cpu": 64, "cuda": 512}  # small ones fit a core's caches, large ones fill a GPU
 AXES = step_axes(PROFILE, DEVICE)
 RANK_AXES = rank_step_axes(PROFILE, DEVICE)
+CUT_AXES = cut_step_axes(PROFILE, DEVICE)
 RANK_NODE_BUDGET = 8  # 9 tokens: what a mixture of experts can afford to verify
 HYBRID_PAGE_SIZE = 64  # trees leave the pages at this size only; pages of others differ little
 PASS_BYTES = 8 << 30  # room for what a pass needs beside what an engine keeps
@@ -162,6 +164,21 @@ class RankStep(_StepSuite):
     ) -> None:
         del context_tokens, page_size, cache_layout, commit_length, attention_backend
         self.engine.step(self.batch)
+
+
+class CutRankStep(RankStep):
+    """Draft, build, verify and commit once on the first four layers of one rank."""
+
+    version = "1"
+    rounds = PROFILE.rounds
+    params: ClassVar[tuple[list[int], list[int], list[str], list[int], list[str]]] = (
+        CUT_AXES.context_tokens,
+        CUT_AXES.page_sizes,
+        CUT_AXES.cache_layouts,
+        CUT_AXES.commit_lengths,
+        CUT_AXES.attention_backends,
+    )
+    rank: ClassVar[Rank] = RANKS["kimi-k2.6-tp8-rank-4-layers"]
 
 
 def _continue(engine: Engine, batch: StepBatch, num_tokens: int) -> list[int]:

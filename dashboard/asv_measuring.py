@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dashboard.asv_commits import engine_of
 from dashboard.asv_errors import AsvFailedError, RequestError
 from dashboard.asv_journal import keep_results
-from dashboard.asv_process import Asv
+from dashboard.asv_pins import folder_of, missing_of, pins_of
+from dashboard.asv_process import LISTED_VARIABLE, Asv
 from dashboard.asv_results import failed_cases
 from dashboard.asv_units import declared, units_of, whole
 from dashboard.words import count_text
@@ -42,6 +44,7 @@ class Measuring:
     _gave_up: list[AsvFailedError] = field(default_factory=list)
     _has_matches: bool = False
     _is_stored: bool = True
+    _is_listed: bool = False  # asv's list is that of this checkout
 
     def measure(self, commits: Sequence[str], run_id: str) -> None:
         """Measure what is not finished; forget the journal once nothing is left."""
@@ -65,9 +68,9 @@ class Measuring:
     def _measure_commit(self, number: int, commit: str, run_id: str) -> None:
         environ = {**self.environ, "DDTREE_BENCH_COMMIT": commit}
         with engine_of(self.root, commit, isolated=self.is_isolated) as source:
-            environ["ASV_PYTHONPATH"] = str(source)
-            asv = Asv(self.root, commit, environ, self.locks, self.progress.echo)
             try:
+                environ["ASV_PYTHONPATH"] = self._path(source)
+                asv = Asv(self.root, commit, environ, self.locks, self.progress.echo)
                 asv, units = self._units(asv)
             except AsvFailedError as error:
                 self._give_up(commit, error)
@@ -86,11 +89,27 @@ class Measuring:
         if all(self.journal.has(commit, unit) for unit in units):
             self.journal.complete(commit, run_id)
 
+    def _path(self, source: Path) -> str:
+        """Return where a commit's processes look first: its code, then what it pins."""
+        missing = missing_of(pins_of(source)) if self.is_isolated else {}
+        if not missing:
+            return str(source)
+        return os.pathsep.join([str(source), str(folder_of(self.root, missing))])
+
     def _units(self, asv: Asv) -> tuple[Asv, list[Unit]]:
-        """Return what to call, and for what; asv imports all benchmarks to find them, so once."""
-        if not self.is_divided:
-            return asv, [whole(self.bench)]
-        return asv.discover(), units_of(declared(self.results_dir), self.bench)
+        """Return what to call, and for what; asv imports all benchmarks to find them, so once.
+
+        The benchmarks of several commits are this checkout's for all of them: then once for all.
+        """
+        if self.is_divided:
+            return asv.discover(), units_of(declared(self.results_dir), self.bench)
+        if self.is_isolated:
+            if not self._is_listed:
+                told = {**asv.environ, "ASV_PYTHONPATH": str(self.root)}
+                replace(asv, environ=told).discover()
+                self._is_listed = True
+            asv = replace(asv, environ={**asv.environ, LISTED_VARIABLE: "1"})
+        return asv, [whole(self.bench)]
 
     def _measure_unit(self, asv: Asv, unit: Unit, run_id: str) -> None:
         started_s = time.monotonic()

@@ -205,8 +205,9 @@ class GitRepository:
         """Give it the asv.conf.json and the plugins of `project`; return its folder of suites."""
         suites = self.root / "benchmarks"
         suites.mkdir()
-        for path in (project / "benchmarks").glob("_asv_*.py"):
-            shutil.copy(path, suites / path.name)
+        for pattern in ("_asv_*.py", "_regimes.py"):
+            for path in (project / "benchmarks").glob(pattern):
+                shutil.copy(path, suites / path.name)
         shutil.copy(project / "benchmarks" / "__init__.py", suites / "__init__.py")
         shutil.copy(project / "asv.conf.json", self.root / "asv.conf.json")
         (self.root / ".gitignore").write_text(".asv/\n__pycache__/\n*.db\n", encoding="utf-8")

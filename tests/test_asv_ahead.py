@@ -10,12 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks._asv_ahead import COUNT_VARIABLE, MOST, AheadError, num_ahead
+from benchmarks._asv_ahead import (
+    COUNT_VARIABLE,
+    MOST,
+    SHARES_VARIABLE,
+    AheadError,
+    num_ahead,
+    shares_process,
+)
 from tests.asv_trees import START_S, GitRepository
 
 ROOT = Path(__file__).parent.parent
 LONGEST_S = 60
 IMPORT_S = 0.3
+SHARED = {"DDTREE_BENCH_PROFILE": "history"}
 # Stands in for torch, as a library that takes a while and is on nobody else's path.
 LIBRARY = f"""
 import time
@@ -44,6 +52,10 @@ def others():
     return found
 
 
+def said_to_it():
+    return None if os.environ.get("DDTREE_BENCH_SERVES") else sys.stdin.read()
+
+
 def tell(**words):
     with LOG.open("a") as file:
         file.write(json.dumps({"pid": os.getpid(), "ahead": WAS_AHEAD, **words}) + "\\n")
@@ -67,7 +79,7 @@ class Plain(_Case):
     def time_it(self, size):
         before = others()
         time.sleep(0.15)
-        tell(case=f"plain {size}", stdin=sys.stdin.read(), before=before, after=others())
+        tell(case=f"plain {size}", stdin=said_to_it(), before=before, after=others())
 
 
 class Raises(_Case):
@@ -88,6 +100,22 @@ class Slow(_Case):
         child = subprocess.Popen(["sleep", "600"])
         tell(case="slow", child=child.pid)
         time.sleep(600)
+
+
+class Mutters(_Case):
+    rounds, params, param_names = 1, [1, 2], ["size"]
+
+    def time_it(self, size):
+        if size == 2:
+            print("mut" + "tered")
+        tell(case=f"mutters {size}")
+
+
+class Then(_Case):
+    rounds, params, param_names = 1, [1, 2], ["size"]
+
+    def time_it(self, size):
+        tell(case=f"then {size}")
 
 
 class Hangs(_Case):
@@ -119,22 +147,22 @@ class Checkout:
         }
         self.repository.commit("first", date=START_S)
 
-    def start(self, bench, count):
+    def start(self, bench, count, **environ):
         return subprocess.Popen(
             [
                 *(sys.executable, "-m", "asv", "run", "--set-commit-hash", "HEAD"),
                 *("--environment", f"existing:{sys.executable}", "--show-stderr", "--bench", bench),
             ],
             cwd=self.repository.root,
-            env=self.environ | {COUNT_VARIABLE: str(count)},
+            env=self.environ | {COUNT_VARIABLE: str(count)} | environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
 
-    def run(self, bench, count=2):
-        process = self.start(bench, count)
+    def run(self, bench, count=2, **environ):
+        process = self.start(bench, count, **environ)
         printed, _ = process.communicate(timeout=LONGEST_S)
         return process.returncode, printed
 
@@ -192,6 +220,41 @@ def test_a_case_that_fails_or_takes_too_long_is_told_from_the_others(checkout):
     assert [one["case"] for one in checkout.said()].count("plain 1") == 2
     (child,) = [one["child"] for one in checkout.said() if one["case"] == "slow"]
     assert not is_running(child)
+
+
+@pytest.mark.slow
+def test_where_a_profile_shares_a_process_it_serves_case_after_case_until_one_fails(checkout):
+    status, printed = checkout.run("Mutters|Raises|Slow|Then", **SHARED)
+
+    said = checkout.said()
+    by_case = {one["case"]: one["pid"] for one in said}
+    assert status == 2
+    assert "said before it failed" in printed
+    assert "ValueError: this one fails" in printed
+    assert "asv: benchmark timed out (timeout 3s)" in printed
+    assert printed.count("muttered") == 1
+    assert all(one["ahead"] for one in said)
+    served = {by_case[name] for name in ("mutters 1", "mutters 2", "then 1", "then 2")}
+    assert len(served) == 1  # those that fail have two rounds, and the first of them is before
+    assert by_case["slow"] not in served
+    (child,) = [one["child"] for one in said if one["case"] == "slow"]
+    assert not is_running(child)
+
+
+@pytest.mark.slow
+def test_each_round_of_those_that_share_has_a_process_of_its_own(checkout):
+    status, printed = checkout.run("Plain", **{SHARES_VARIABLE: "1"})
+
+    rounds = [[one["pid"] for one in checkout.said()[at : at + 3]] for at in (0, 3)]
+    assert status == 0, printed
+    assert [len(set(pids)) for pids in rounds] == [1, 1]
+    assert rounds[0] != rounds[1]
+
+
+def test_who_shares_a_process_is_the_profiles_choice_unless_told():
+    assert not shares_process({})  # of `quick`
+    assert shares_process({SHARES_VARIABLE: "1"})
+    assert not shares_process({SHARES_VARIABLE: "1", COUNT_VARIABLE: "0"})
 
 
 @pytest.mark.slow

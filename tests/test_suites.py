@@ -25,9 +25,12 @@ from benchmarks._regimes import (
     PROFILES,
     UnknownProfileError,
     attention_axes,
+    chunk_axes,
+    cut_step_axes,
     generation_axes,
     ladder_axes,
     moe_axes,
+    prefill_axes,
     profile_named,
     rank_step_axes,
     step_axes,
@@ -91,13 +94,11 @@ def sidecars(tmp_path, monkeypatch):
 def at_exit(monkeypatch):
     """What suites want to do when their process ends, to be called by the test."""
     calls = []
-    monkeypatch.setattr(
-        "benchmarks._suite.atexit.register", lambda call, *args: calls.append((call, args))
-    )
+    monkeypatch.setattr("benchmarks._case_end.atexit.register", calls.append)
 
     def leave():
-        for call, args in calls:
-            call(*args)
+        for call in calls:
+            call()
 
     return leave
 
@@ -168,6 +169,7 @@ def test_a_short_profile_visits_a_part_of_what_full_visits(short, device):
 def test_quick_is_quick_on_a_gpu_too():
     quick = PROFILES["quick"]
     axes = [step_axes(quick, "cuda"), attention_axes(quick, "cuda"), generation_axes(quick)]
+    axes += [cut_step_axes(quick, "cuda"), chunk_axes(quick, "cuda"), prefill_axes(quick, "cuda")]
     counts = [math.prod(len(getattr(one, name)) for name in one.__slots__) for one in axes]
     trees = sum(num_cases(cls) for cls in (Build, Accept, Compact))
 
@@ -179,6 +181,7 @@ def test_a_commit_of_a_history_is_few_processes(device):
     history = PROFILES["history"]
     trees = tree_axes(history)
     axes = [step_axes(history, device), attention_axes(history, device), generation_axes(history)]
+    axes += [cut_step_axes(history, device), chunk_axes(history, device)]
     counts = [math.prod(len(getattr(one, name)) for name in one.__slots__) for one in axes]
     counts += [len(trees.build_budgets), len(trees.accept_budgets), len(trees.compact_budgets)]
 
@@ -220,6 +223,15 @@ def test_full_visits_all_that_an_engine_can_be_told(device):
         assert tuple(axes.page_sizes) == PAGE_SIZES
     assert (tuple(text.texts), set(text.modes)) == (TEXTS, set(MODES))
     assert tuple(text.cache_layouts) == CACHE_LAYOUTS
+
+
+def test_a_prompt_and_a_step_behind_as_many_rows_are_measured_by_the_walk_and_by_the_split():
+    quick = PROFILES["quick"]
+    for axes in (cut_step_axes(quick, "cuda"), chunk_axes(quick, "cuda")):
+        assert axes.context_tokens == [65536]
+        assert axes.attention_backends == ["triton_serial", "triton_split"]
+    for name, device in (("quick", "cpu"), ("history", "cuda"), ("full", "cpu")):
+        assert chunk_axes(PROFILES[name], device).context_tokens == []
 
 
 def test_an_unknown_profile_is_refused():
