@@ -139,8 +139,11 @@ class ContextRows:
         return (of_heads * layer.shape[2] + rows.unsqueeze(1)).flatten()
 
     def write(self, layer: int, index: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store rows of one layer, [K, H_kv, head_dim] each (mutated), at `index` of its sight."""
-        new = torch.cat((values, keys), dim=-1)
+        """Store rows of one layer (mutated), [K, H_kv, head_dim] each, at `index` of its sight."""
+        self.write_rows(layer, index, torch.cat((values, keys), dim=-1))
+
+    def write_rows(self, layer: int, index: Tensor, new: Tensor) -> None:
+        """Store rows `[value ; key]` of one layer (mutated), [K, H_kv, 2 * head_dim]."""
         self.layers[layer].flatten(0, 2).index_copy_(0, index, new.flatten(0, 1))
 
     def write_block(self, layer: int, keys: Tensor, values: Tensor) -> None:

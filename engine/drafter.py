@@ -15,6 +15,7 @@ Source: arXiv 2602.06036; z-lab/dflash dflash/model.py.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -23,6 +24,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engine.config import DrafterConfig, TargetConfig
+from engine.context_projection import ContextProjection
 from engine.context_rows import ContextRows, Sight
 from engine.device import upload
 from engine.drafter_context import DrafterContext
@@ -292,12 +294,13 @@ class Drafter:
         rotation = self.rotary.at(positions.flatten(), features.dtype)
         seqs = torch.arange(rows.num_seqs, device=device).unsqueeze(1).expand(-1, S).flatten()
         is_new = steps < inputs.counts.unsqueeze(1)
+        new = self._projection(placed, rotation)
         for sight in dict.fromkeys(rows.sights):
             spare = rows.front - S + steps
             places = torch.where(is_new, rows.front + sight.slots(positions), spare)
             index = rows.index(sight, seqs, places.flatten())
             for layer in self._layers_of(rows, sight):
-                rows.write(layer.index, index, *layer.keys_and_values(placed, rotation))
+                rows.write_rows(layer.index, index, new[layer.index])
         lengths = inputs.lengths + inputs.counts
         num_slots = {sight: sight.num_kept(rows.capacity) for sight in rows.sights}
         whole = SlicedAttention(()) if inputs.whole is None else inputs.whole.at(lengths)
@@ -328,6 +331,10 @@ class Drafter:
             if sight != Sight()
         }
         return BlockRows(self.rotary.at(positions.flatten(), self.fc.dtype), biases, whole)
+
+    @cached_property
+    def _projection(self) -> ContextProjection:
+        return ContextProjection.of(self.layers)
 
     def _layers_of(self, rows: ContextRows, sight: Sight) -> list[DrafterLayer]:
         return [layer for layer in self.layers if rows.sights[layer.index] == sight]
