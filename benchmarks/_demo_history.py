@@ -30,10 +30,8 @@ IDENTITY: Final = "Demo history"
 SPLIT: Final = "engine/kernels/tree_attention/triton_split.py"
 TREES: Final = "engine/draft_tree.py"
 
-LONG: Final = """    if problem.capacity > LONG_TOKENS:
-        return 1  # nothing to merge
-"""
-LONG_TOKENS: Final = "LONG_TOKENS = 32768  # rows of a sequence that one program reads\n"
+# Below the kernels: Triton compiles a kernel anew where its line has moved.
+LONG: Final = "    if problem.capacity > 32768:\n        return 1  # nothing to merge\n"
 CHOICE: Final = "    arch = arch_of(problem.q.device)\n    per_sm ="
 READ: Final = "    rows = target_tokens.tolist()\n    return [_walk"
 READ_EACH: Final = READ.replace(

@@ -1,8 +1,10 @@
 """The demo history is made without a checkout of its own, the same everywhere, and kept whole."""
 
+import importlib.util
 import json
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,6 +25,10 @@ def git(folder, *words):
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     return outcome.stdout.strip()
+
+
+def read_lines(path):
+    return (ROOT / path).read_text("utf-8").splitlines()
 
 
 @pytest.fixture
@@ -50,7 +56,18 @@ def test_the_plan_fits_this_checkout():
     for slow, mended in ((demo.SLOW_SPLIT, demo.MENDED_SPLIT), (demo.SLOW_WALK, demo.MENDED_WALK)):
         assert 5 <= subjects.index(slow) < subjects.index(mended) - 4
     assert texts[demo.TREES] == (ROOT / demo.TREES).read_text("utf-8")
-    compile(texts[demo.SPLIT], demo.SPLIT, "exec")
+
+
+def test_while_it_is_slow_a_long_context_is_one_programs(tmp_path):
+    (edit,) = [one for one in PLAN if one.subject == demo.SLOW_SPLIT]
+    texts = edited(edit, lambda path: (ROOT / path).read_text("utf-8"))
+    (tmp_path / "slow_split.py").write_text(texts[demo.SPLIT], encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("slow_split", tmp_path / "slow_split.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    assert module.choose_num_splits(SimpleNamespace(capacity=65536)) == 1
+    assert texts[demo.SPLIT].splitlines()[:190] == read_lines(demo.SPLIT)[:190]  # kernels stay
 
 
 def test_what_is_there_twice_or_not_at_all_is_no_place_for_a_change():
