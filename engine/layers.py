@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.config import DrafterConfig, TargetConfig, YarnConfig
+from engine.kernels import skinny_linear
 from engine.quantized import Weight, dense
 
 
@@ -22,22 +23,32 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def linear(x: Tensor, weight: Weight) -> Tensor:
-    """Multiply `x` [..., in] by the transpose of `weight` [out, in], dequantised for this use."""
-    return functional.linear(x, dense(weight, x.dtype))
+def linear(x: Tensor, weight: Weight, *, backend: str = "reference") -> Tensor:
+    """Multiply `x` [M, in] by the transpose of `weight` [out, in], dequantised for this use.
 
-
-def linear_accumulated(x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply `x` [M, in] by the transpose of `weight` [out, in] in the accumulation dtype.
-
-    Products of sixteen-bit numbers are exact in it, so where a device multiplies into it nothing
-    has to be widened first.
+    `backend` is that of `skinny_linear`.
     """
-    dtype = accumulation_dtype(x.dtype)
-    if x.device.type == "cuda" and weight.dtype == x.dtype != dtype:
-        wide: Tensor = torch.ops.aten.mm.dtype(x, weight.t(), dtype)
-        return wide
-    return functional.linear(x.to(dtype), weight.to(dtype))
+    return skinny_linear(x, dense(weight, x.dtype), backend=backend)
+
+
+def joined(*weights: Weight) -> Tensor | None:
+    """Return matrices [out, in] that lie behind each other in memory as one, a view of them.
+
+    None if they do not, or are no plain numbers of one dtype and width.
+    """
+    parts = [weight for weight in weights if isinstance(weight, Tensor) and weight.is_contiguous()]
+    if len(parts) < len(weights):
+        return None
+    first = parts[0]
+    storage, ends = first.untyped_storage().data_ptr(), int(first.storage_offset())
+    for part in parts:
+        is_alike = part.dtype == first.dtype and part.shape[1:] == first.shape[1:]
+        is_next = part.storage_offset() == ends and part.untyped_storage().data_ptr() == storage
+        if not (is_alike and is_next):
+            return None
+        ends += part.numel()
+    shape = (sum(map(len, parts)), *first.shape[1:])
+    return first.as_strided(shape, first.stride(), first.storage_offset())
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -157,7 +168,7 @@ def _broadcast(rotation: Rotation, x: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class SwiGlu:
-    """The gated MLP `down(silu(gate(x)) * up(x))`."""
+    """The gated MLP `down(silu(gate(x)) * up(x))`, one product for both where they are `joined`."""
 
     gate_proj: Weight  # [I, hidden]
     up_proj: Weight  # [I, hidden]
@@ -168,10 +179,17 @@ class SwiGlu:
         """Take the three projections named under `prefix` in a checkpoint."""
         return cls(*(tensors[f"{prefix}.{name}.weight"] for name in swiglu_shapes(1, 1)))
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Map `x` [..., hidden] to the same shape."""
-        gate = functional.silu(linear(x, self.gate_proj))
-        return linear(gate * linear(x, self.up_proj), self.down_proj)
+    def __call__(self, x: Tensor, *, backend: str = "reference") -> Tensor:
+        """Map `x` [M, hidden] to the same shape; `backend` is that of `skinny_linear`."""
+        both = joined(self.gate_proj, self.up_proj)
+        if both is None:
+            parts = [linear(x, one, backend=backend) for one in (self.gate_proj, self.up_proj)]
+            return self.down(torch.cat(parts, dim=-1), x.dtype, backend=backend)
+        return self.down(linear(x, both, backend=backend), x.dtype, backend=backend)
+
+    def down(self, gated: Tensor, dtype: torch.dtype, *, backend: str) -> Tensor:
+        """Return `down(silu(gate) * up)` in `dtype`, given gate and up beside each other."""
+        return skinny_linear(gated, dense(self.down_proj, dtype), is_gated=True, backend=backend)
 
 
 def swiglu_shapes(hidden_size: int, intermediate_size: int) -> dict[str, tuple[int, int]]:

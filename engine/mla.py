@@ -20,8 +20,15 @@ import torch
 from torch import Tensor
 
 from engine.config import TargetConfig
-from engine.kernels import mla_rows, tree_attention
-from engine.layers import Rotation, accumulation_dtype, linear, rms_norm, rotate_interleaved
+from engine.kernels import mla_rows, skinny_linear, tree_attention
+from engine.layers import (
+    Rotation,
+    accumulation_dtype,
+    joined,
+    linear,
+    rms_norm,
+    rotate_interleaved,
+)
 from engine.quantized import Weight, dense
 from engine.tree_scratch import TreeScratch
 
@@ -47,6 +54,7 @@ class AttentionPlan:
     scratch: TreeScratch | None  # where the rows are written; None = in the cache
     backend: str
     rows_backend: str
+    linear_backend: str
     slots: Tensor  # [M] int64, in the scratch or the cache
     padded_index: Tensor | None  # [M] int64, into N * T
     page_table: Tensor  # [N, max_pages] int32
@@ -110,8 +118,10 @@ class Mla:
         )
         latent = plan.pack(out).transpose(0, 1)  # [H, M, kv_lora]
         values = x.new_empty(len(x), self.config.num_attention_heads, self.config.v_head_dim)
-        torch.bmm(latent, self._up_values().transpose(1, 2), out=values.transpose(0, 1))
-        return linear(values.flatten(1), self.o_proj)
+        skinny_linear(
+            latent, self._up_values(), out=values.transpose(0, 1), backend=plan.linear_backend
+        )
+        return linear(values.flatten(1), self.o_proj, backend=plan.linear_backend)
 
     def naive(self, x: Tensor, rotation: Rotation) -> Tensor:
         """Attend causally within `x` [S, hidden], expanded and without a cache; [S, hidden]."""
@@ -129,27 +139,48 @@ class Mla:
 
     def queries(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Return `q_nope` [M, H, nope] and the rotated `q_rope` [M, H, rope]."""
-        q_nope, q_rope = _cut(self._projected_queries(x), self.config.qk_nope_head_dim)
+        q = self._up_queries(linear(x, self._first_query_proj), "reference")
+        q_nope, q_rope = _cut(q, self.config.qk_nope_head_dim)
         return q_nope, rotate_interleaved(q_rope, rotation)
 
-    def _projected_queries(self, x: Tensor) -> Tensor:
-        """Return the queries of `x` before they are rotated, [M, H, qk_head_dim]."""
-        if self.q_a_proj is not None and self.q_a_layernorm is not None:
-            x = rms_norm(linear(x, self.q_a_proj), self.q_a_layernorm, LATENT_NORM_EPS)
-        return linear(x, self.q_proj).view(len(x), -1, self.config.qk_head_dim)
+    @property
+    def _first_query_proj(self) -> Weight:
+        """What makes queries, or their compressed form, of `x`."""
+        return self.q_proj if self.q_a_proj is None else self.q_a_proj
+
+    def _down_projected(self, x: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+        """Return what queries are made of, and latent rows [M, D] before their norm."""
+        first, second = self._first_query_proj, self.kv_a_proj_with_mqa
+        both = joined(first, second)
+        if both is None:
+            return linear(x, first, backend=backend), linear(x, second, backend=backend)
+        return _cut(linear(x, both, backend=backend), first.shape[0])
+
+    def _up_queries(self, x: Tensor, backend: str) -> Tensor:
+        """Return the queries [M, H, qk_head_dim], not rotated, of what `x` gave first."""
+        if self.q_a_proj is not None:
+            x = skinny_linear(
+                x,
+                dense(self.q_proj, x.dtype),
+                norm_weight=self.q_a_layernorm,
+                eps=LATENT_NORM_EPS,
+                backend=backend,
+            )
+        return x.view(len(x), -1, self.config.qk_head_dim)
 
     def _rows_and_queries(
         self, x: Tensor, rotation: Rotation, plan: AttentionPlan, layer: int
     ) -> Tensor:
         """Store the latent rows of `x` and return queries against such rows, [M, H, D]."""
-        config = self.config
-        q = self._projected_queries(x)  # [M, H, nope + rope], not rotated yet
+        config, backend = self.config, plan.linear_backend
+        compressed, kv_a = self._down_projected(x, backend)
+        q = self._up_queries(compressed, backend)  # [M, H, nope + rope], not rotated yet
         absorbed = q.new_empty(*q.shape[:2], config.latent_dim)
         latent = absorbed[..., : config.kv_lora_rank].transpose(0, 1)  # [H, M, kv_lora]
         q_nope = q[..., : config.qk_nope_head_dim].transpose(0, 1)
         torch.bmm(q_nope, self._up_keys(), out=latent)
         mla_rows(
-            linear(x, self.kv_a_proj_with_mqa),
+            kv_a,
             self.kv_a_layernorm,
             q,
             rotation.cos,

@@ -12,14 +12,18 @@ Source: arXiv 2412.19437 section 2.1.2.
 """
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any
 
 from torch import Tensor
 
 from engine.config import TargetConfig
-from engine.kernels import Choice, choose_experts, grouped_experts
-from engine.layers import SwiGlu, accumulation_dtype, linear_accumulated
+from engine.kernels import Choice, choose_experts, grouped_experts, skinny_linear
+from engine.layers import SwiGlu, accumulation_dtype, joined
 from engine.quantized import Fp8BlockWeight, Int4GroupWeight, Weight
+
+CHOOSERS = {"cuda": "triton"}  # who chooses beside experts of a backend, where names differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +36,22 @@ class Router:
 
     def __call__(self, x: Tensor, *, backend: str = "reference") -> Choice:
         """Route the rows of `x` [M, hidden]; `backend` is that of `choose_experts`."""
-        config, dtype = self.config, accumulation_dtype(x.dtype)
+        dtype = accumulation_dtype(x.dtype)
+        logits = skinny_linear(x, self.weight, out_dtype=dtype, backend="reference")
+        return self.choose(logits, backend=backend)
+
+    def choose(self, logits: Tensor, *, backend: str) -> Choice:
+        """Route rows by their logits [M, E], of the accumulation dtype."""
+        config = self.config
         return choose_experts(
-            linear_accumulated(x, self.weight),
-            self.e_score_correction_bias.to(dtype),
+            logits,
+            self.e_score_correction_bias.to(logits.dtype),
             top_k=config.num_experts_per_tok,
             scaling=config.routed_scaling_factor,
             is_normalised=config.norm_topk_prob,
             num_groups=config.n_group,
             kept_groups=config.topk_group,
-            backend=backend,
+            backend=CHOOSERS.get(backend, backend),
         )
 
 
@@ -55,17 +65,39 @@ class Moe:
     down_proj: Weight  # [E, hidden, I]
     shared: SwiGlu | None
 
-    def __call__(self, x: Tensor, *, backend: str = "reference") -> Tensor:
-        """Map `x` [M, hidden] to the same shape; `backend` is that of choice and experts."""
-        routing = self.router(x, backend=backend)
-        routed = grouped_experts(
+    def __call__(
+        self, x: Tensor, *, backend: str = "reference", linear_backend: str = "reference"
+    ) -> Tensor:
+        """Map `x` [M, hidden] to the same shape, see `parts`."""
+        return reduce(add, self.parts(x, backend=backend, linear_backend=linear_backend))
+
+    def parts(self, x: Tensor, *, backend: str, linear_backend: str) -> tuple[Tensor, ...]:
+        """Return what routed experts, and the shared one, make of `x` [M, hidden]: to be summed.
+
+        `backend` is that of the experts, `linear_backend` that of the other products.
+        """
+        shared = self.shared
+        if shared is None:
+            return (self._routed(x, self.router(x, backend=backend), backend),)
+        # The products with x are one where their weights lie behind each other.
+        whole = joined(self.router.weight, shared.gate_proj, shared.up_proj)
+        if whole is None:
+            routed = self._routed(x, self.router(x, backend=backend), backend)
+            return routed, shared(x, backend=linear_backend)
+        dtype = accumulation_dtype(x.dtype)
+        wide = skinny_linear(x, whole, out_dtype=dtype, backend=linear_backend)
+        logits, gated = wide.tensor_split([len(self.router.weight)], dim=-1)
+        routed = self._routed(x, self.router.choose(logits, backend=backend), backend)
+        return routed, shared.down(gated, x.dtype, backend=linear_backend)
+
+    def _routed(self, x: Tensor, routing: Choice, backend: str) -> Tensor:
+        return grouped_experts(
             x,
             routing.expert_ids,
             routing.expert_weights,
             **self.stored_experts(),
             backend=backend,
         )
-        return routed if self.shared is None else routed + self.shared(x)
 
     def stored_experts(self) -> dict[str, Any]:
         """Return the routed experts as arguments of `grouped_experts`."""

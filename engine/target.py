@@ -9,7 +9,9 @@ except that the routed experts of a layer are stacked under one name.
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import reduce
 from numbers import Integral
+from operator import add
 from typing import Any, TypeGuard
 
 import torch
@@ -18,7 +20,8 @@ from torch import Tensor
 from engine.config import TargetConfig
 from engine.device import upload
 from engine.errors import RequestError
-from engine.layers import Rotary, Rotation, SwiGlu, linear, rms_norm, swiglu_shapes
+from engine.kernels import add_norm
+from engine.layers import Rotary, Rotation, SwiGlu, joined, linear, rms_norm, swiglu_shapes
 from engine.mla import AttentionPlan, Mla
 from engine.moe import Moe, Router
 from engine.quantized import Weight, plain
@@ -59,6 +62,23 @@ class TargetRows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Stream:
+    """The residual stream [M, hidden] as a sum that is still to be done."""
+
+    x: Tensor
+    addends: tuple[Tensor, ...] = ()
+
+    def normed(self, weight: Tensor, eps: float, backend: str) -> tuple[Tensor, Tensor]:
+        """Return the sum and its norm; `backend` is that of `add_norm`."""
+        return add_norm(self.x, self.addends, weight, eps=eps, backend=backend)
+
+    @property
+    def total(self) -> Tensor:
+        """The sum."""
+        return self.x + reduce(add, self.addends) if self.addends else self.x
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TargetLayer:
     """One decoder layer: attention and MLP, each normalised before and added after."""
 
@@ -69,22 +89,25 @@ class TargetLayer:
     post_attention_layernorm: Tensor  # [hidden]
     mlp: Moe | SwiGlu
 
-    def paged(self, x: Tensor, rotation: Rotation, rows: PassRows) -> Tensor:
-        """Map the packed rows `x` [M, hidden] to the residual stream after this layer."""
-        normed = rms_norm(x, self.input_layernorm, self.eps)
-        attended = self.self_attn(normed, rotation, rows.attention, self.index)
-        return self._feed_forward(x + attended, rows.moe_backend)
+    def paged(self, stream: Stream, rotation: Rotation, rows: PassRows) -> tuple[Tensor, Stream]:
+        """Return the residual stream of the packed rows before this layer, [M, hidden], and after.
+
+        What comes after is not summed yet: the next layer sums and normalises in one go.
+        """
+        plan = rows.attention
+        before, normed = stream.normed(self.input_layernorm, self.eps, plan.rows_backend)
+        attended = Stream(before, (self.self_attn(normed, rotation, plan, self.index),))
+        weight = self.post_attention_layernorm
+        x, normed = attended.normed(weight, self.eps, plan.rows_backend)
+        if not isinstance(self.mlp, Moe):
+            return before, Stream(x, (self.mlp(normed, backend=plan.linear_backend),))
+        parts = self.mlp.parts(normed, backend=rows.moe_backend, linear_backend=plan.linear_backend)
+        return before, Stream(x, parts)
 
     def naive(self, x: Tensor, rotation: Rotation) -> Tensor:
         """Map one whole sequence `x` [S, hidden] to the residual stream after this layer."""
-        normed = rms_norm(x, self.input_layernorm, self.eps)
-        return self._feed_forward(x + self.self_attn.naive(normed, rotation), "reference")
-
-    def _feed_forward(self, x: Tensor, moe_backend: str) -> Tensor:
-        normed = rms_norm(x, self.post_attention_layernorm, self.eps)
-        if isinstance(self.mlp, Moe):
-            return x + self.mlp(normed, backend=moe_backend)
-        return x + self.mlp(normed)
+        x = x + self.self_attn.naive(rms_norm(x, self.input_layernorm, self.eps), rotation)
+        return x + self.mlp(rms_norm(x, self.post_attention_layernorm, self.eps))
 
 
 class Target:
@@ -95,7 +118,8 @@ class Target:
     config : TargetConfig
     tensors : mapping of str to Weight
         As `target_shapes` names them, all on one device; projections (`*_proj*`) may be
-        quantised. Kept, not copied, never mutated.
+        quantised. Kept and never mutated; plain matrices that multiply the same rows are copied
+        behind each other, `tensors` then are views of these copies.
 
     Raises
     ------
@@ -105,7 +129,7 @@ class Target:
 
     def __init__(self, config: TargetConfig, tensors: Mapping[str, Weight]) -> None:
         self.config = config
-        self.tensors = dict(tensors)
+        self.tensors = tensors = _behind_each_other(config, tensors)
         self.embed_tokens = plain(tensors, "model.embed_tokens.weight")  # [V, hidden]
         self.norm = plain(tensors, "model.norm.weight")
         self.lm_head = plain(tensors, "lm_head.weight")  # [V, hidden]
@@ -134,14 +158,17 @@ class Target:
         tap_ids : sequence of int
             0-based layers, ascending; a tap is the residual stream after its layer.
         """
-        x = self.embed_tokens[rows.token_ids]
+        stream = Stream(self.embed_tokens[rows.token_ids])
         rotation = self.rotary.at(rows.positions, self.dtype)
         taps = []
         for layer in self.layers:
-            x = layer.paged(x, rotation, rows)
-            if layer.index in tap_ids:
-                taps.append(x)
-        return TargetRows(x, torch.cat(taps, dim=-1) if taps else x[:, :0])
+            before, stream = layer.paged(stream, rotation, rows)
+            if layer.index - 1 in tap_ids:
+                taps.append(before)
+        hidden = stream.total
+        if len(self.layers) - 1 in tap_ids:
+            taps.append(hidden)
+        return TargetRows(hidden, torch.cat(taps, dim=-1) if taps else hidden[:, :0])
 
     def head(self, hidden: Tensor) -> Tensor:
         """Return the logits of `hidden` [M, hidden], [M, V] float32."""
@@ -259,6 +286,28 @@ def _mlp_shapes(config: TargetConfig, layer: int) -> dict[str, Shape]:
         shared = swiglu_shapes(hidden, inner * config.n_shared_experts)
         shapes |= {f"mlp.shared_experts.{name}.weight": shape for name, shape in shared.items()}
     return shapes
+
+
+def _behind_each_other(config: TargetConfig, tensors: Mapping[str, Weight]) -> dict[str, Weight]:
+    """Return the tensors with the matrices that multiply the same rows as views of one."""
+    placed = dict(tensors)
+    first = "q_proj" if config.q_lora_rank is None else "q_a_proj"
+    gated = ("gate_proj", "up_proj")
+    for layer in range(config.num_hidden_layers):
+        prefix = f"model.layers.{layer}"
+        mlp = [f"{prefix}.mlp.{name}.weight" for name in gated]
+        if layer >= config.first_k_dense_replace:
+            shared = gated if config.n_shared_experts else ()
+            mlp = [f"{prefix}.mlp.gate.weight"]
+            mlp += [f"{prefix}.mlp.shared_experts.{name}.weight" for name in shared]
+        attention = [f"{prefix}.self_attn.{name}.weight" for name in (first, "kv_a_proj_with_mqa")]
+        for names in (attention, mlp):
+            parts = [one for one in map(placed.get, names) if isinstance(one, Tensor)]
+            is_alike = len({part.dtype for part in parts}) == 1 and len(parts) == len(names)
+            if is_alike and joined(*parts) is None:
+                views = torch.split_with_sizes(torch.cat(parts), [len(part) for part in parts])
+                placed |= zip(names, views, strict=True)
+    return placed
 
 
 def _read_layer(config: TargetConfig, tensors: Mapping[str, Weight], index: int) -> TargetLayer:

@@ -18,6 +18,7 @@ from engine.device import upload
 from engine.draft_tree import DraftTree
 from engine.errors import BackendError
 from engine.kernels import OPS
+from engine.kernels.skinny_linear import MOST_ROWS
 from engine.kv_cache import LatentCache
 from engine.mla import AttentionPlan
 from engine.sampling import check_chosen
@@ -56,6 +57,11 @@ class Backends:
     def rows(self) -> str:
         """Which implementation of `mla_rows` stands beside that of attention."""
         return "reference" if self.attention == "reference" else "triton"
+
+    def linear(self, num_rows: int) -> str:
+        """Which implementation of `skinny_linear` stands beside them in a pass of so many rows."""
+        is_cuda = "cuda" in (self.attention, self.moe) and num_rows <= MOST_ROWS
+        return "cuda" if is_cuda else "reference"
 
     @classmethod
     def of(cls, config: EngineConfig) -> "Backends":
@@ -140,6 +146,7 @@ def plan_pass(
         scratch=scratch,
         backend=backends.attention,
         rows_backend=backends.rows,
+        linear_backend=backends.linear(len(tokens)),
         slots=_slots(cache, seqs, sizes, scratch),
         padded_index=_padded_index(sizes, device),
         page_table=cache.page_table(seqs, max_pages=_table_width(cache, seqs, widens_table)),

@@ -9,6 +9,7 @@ from engine.config import YarnConfig
 from engine.layers import (
     Rotary,
     SwiGlu,
+    joined,
     rms_norm,
     rope_frequencies,
     rotate_half_split,
@@ -172,3 +173,37 @@ def test_swiglu_gates_before_it_projects_down():
     gated = x @ gate.T
     expected = (gated / (1 + (-gated).exp()) * (x @ up.T)) @ down.T
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_matrices_behind_each_other_are_one_without_a_copy():
+    whole = torch.arange(40.0).view(10, 4)
+
+    assert joined(*whole.split([3, 5, 2])).data_ptr() == whole.data_ptr()
+    assert torch.equal(joined(*whole.split([3, 5, 2])), whole)
+    assert torch.equal(joined(whole[2:5], whole[5:9]), whole[2:9])
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (torch.zeros(3, 4), torch.zeros(3, 4)),
+        torch.zeros(10, 4).split([3, 7])[::-1],
+        torch.zeros(4, 6).split(3, dim=1),
+        (torch.zeros(10, 4)[:3], torch.zeros(10, 4).double()[3:]),
+        (torch.zeros(6, 4)[:3], torch.zeros(6, 4)[4:]),
+    ],
+    ids=["apart", "turned-round", "beside", "other-dtype", "gap"],
+)
+def test_other_matrices_are_not_joined(parts):
+    assert joined(*parts) is None
+
+
+def test_a_gated_mlp_is_the_same_with_its_projections_behind_each_other():
+    generator = torch.Generator().manual_seed(1)
+    whole = torch.randn(12, 4, generator=generator, dtype=torch.float64)
+    down = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    x = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+
+    apart = SwiGlu(whole[:6].clone(), whole[6:].clone(), down)(x)
+
+    torch.testing.assert_close(SwiGlu(*whole.split(6), down)(x), apart, rtol=1e-12, atol=1e-12)

@@ -174,7 +174,9 @@ def test_a_quantised_checkpoint_stays_quantised_and_gives_its_plain_twins_logits
     }
     assert {name for name, kind in kinds.items() if kind is not torch.Tensor} == expected
     twin = Target(CONFIG, {k: dense(w, torch.float32) for k, w in target.tensors.items()})
-    assert torch.equal(target.logits(TOKEN_IDS), twin.logits(TOKEN_IDS))
+    # Plain matrices that multiply the same rows are one product, whose sums have another order.
+    got, expected = target.logits(TOKEN_IDS), twin.logits(TOKEN_IDS)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("quantise", "config"), STORAGES.values(), ids=STORAGES.keys())

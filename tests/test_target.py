@@ -3,8 +3,9 @@ import pytest
 import torch
 
 from engine.errors import RequestError
+from engine.layers import joined
 from engine.presets import preset
-from engine.target import check_tokens
+from engine.target import Target, check_tokens
 
 TARGET = preset("nano").target
 
@@ -50,3 +51,16 @@ def test_logits_are_of_one_sequence_of_tokens(token_ids, message):
 
 def test_a_sequence_and_a_tensor_of_the_same_tokens_give_the_same_logits():
     assert torch.equal(TARGET.logits([1, 2, 3]), TARGET.logits(torch.tensor([1, 2, 3])))
+
+
+def test_matrices_that_multiply_the_same_rows_are_copied_behind_each_other_once():
+    layers = [layer.self_attn for layer in TARGET.layers]
+    dense_mlp, moe = TARGET.layers[0].mlp, TARGET.layers[1].mlp
+    again = Target(TARGET.config, TARGET.tensors)
+
+    for attention in layers:
+        assert joined(attention.q_a_proj, attention.kv_a_proj_with_mqa) is not None
+    assert joined(dense_mlp.gate_proj, dense_mlp.up_proj) is not None
+    assert joined(moe.router.weight, moe.shared.gate_proj, moe.shared.up_proj) is not None
+    for name, tensor in TARGET.tensors.items():
+        assert again.tensors[name].data_ptr() == tensor.data_ptr(), name

@@ -4,7 +4,7 @@ import torch
 
 from engine.draft_tree import build_draft_tree
 from engine.kv_cache import CacheShape, LatentCache
-from engine.verify import REFERENCE, plan_pass
+from engine.verify import REFERENCE, Backends, plan_pass
 
 
 def test_the_nntrainer_tree_starts_at_the_committed_length_and_counts_by_depth():
@@ -25,3 +25,9 @@ def test_the_nntrainer_tree_starts_at_the_committed_length_and_counts_by_depth()
     assert rows.attention.context_lens.tolist() == [5]
     assert rows.attention.slots.tolist() == cache.slots(0, range(5, 9)).tolist()
     assert rows.attention.ancestor_bits.tolist() == [[[0b0001], [0b0011], [0b0111], [0b1001]]]
+
+
+def test_few_rows_are_multiplied_by_a_kernel_only_beside_cuda_kernels():
+    assert Backends("cuda", "triton").linear(32) == "cuda"
+    assert Backends("cuda", "triton").linear(33) == "reference"
+    assert Backends("triton_split", "triton").linear(9) == "reference"
