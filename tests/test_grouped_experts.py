@@ -263,7 +263,7 @@ def test_operands_on_two_devices_are_refused():
 def test_a_backend_that_cannot_do_it_is_refused():
     arguments = OP.inputs(CASES["one-row"])
 
-    with pytest.raises(BackendError, match="expected one of reference, triton, got 'marlin'"):
+    with pytest.raises(BackendError, match="expected one of reference, triton, cuda, got 'marlin'"):
         grouped_experts(**arguments, backend="marlin")
     with pytest.raises(BackendError, match="num_splits, workspace: expected None"):
         OP.reference(**arguments, num_splits=2)

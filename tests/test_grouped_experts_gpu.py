@@ -29,6 +29,12 @@ SHAPES = [
     replace(RANK, num_rows=65, padding_rows=40, row_gap=8),
     replace(RANK, inner=2048, num_experts=16),
 ]
+RUNS = [
+    (case, name)
+    for case in SHAPES
+    for name in ("triton", "cuda")
+    if name != "cuda" or case.stored == INT4
+]
 
 
 def title(case):
@@ -65,27 +71,31 @@ def error(out, expected):
     return float((out.double() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("case", SHAPES, ids=title)
-def test_errors_stay_within_twice_those_of_bfloat16_products(case):
+@pytest.mark.parametrize(
+    ("case", "backend"), RUNS, ids=[f"{title(case)}-{name}" for case, name in RUNS]
+)
+def test_errors_stay_within_twice_those_of_bfloat16_products(case, backend):
     arguments = OP.inputs(case, device="cuda", dtype=DTYPE)
     expected = exact(arguments)
 
-    out = OP.implementations["triton"](**arguments)
+    out = OP.implementations[backend](**arguments)
 
     assert out.isfinite().all()
     assert error(out, expected) <= 2 * error(eager(arguments), expected)
-    assert torch.equal(out, OP.implementations["triton"](**arguments))
+    assert torch.equal(out, OP.implementations[backend](**arguments))
 
 
-@pytest.mark.parametrize("stored", [INT4, PLAIN])
+@pytest.mark.parametrize(
+    ("stored", "backend"), [(INT4, "triton"), (PLAIN, "triton"), (INT4, "cuda")]
+)
 @pytest.mark.parametrize("num_rows", [1, 9, 65])
-def test_a_graph_replays_any_routing_in_poisoned_buffers(num_rows, stored):
+def test_a_graph_replays_any_routing_in_poisoned_buffers(num_rows, stored, backend):
     case = replace(RANK, num_rows=num_rows, stored=stored, num_experts=32, is_one_expert=True)
     arguments = OP.inputs(case, device="cuda", dtype=DTYPE)
     out = torch.empty_like(arguments["x"])
-    size = experts_workspace_size(**arguments, backend="triton")
+    size = experts_workspace_size(**arguments, backend=backend)
     workspace = torch.empty(size, device="cuda")
-    call = partial(OP.implementations["triton"], **arguments, out=out, workspace=workspace)
+    call = partial(OP.implementations[backend], **arguments, out=out, workspace=workspace)
     replay = captured(call, "cuda")
 
     for routing, seed in (("spread", 1), ("one", 2), ("repeated", 3), ("ends", 4), ("spread", 5)):
@@ -94,5 +104,5 @@ def test_a_graph_replays_any_routing_in_poisoned_buffers(num_rows, stored):
         workspace.fill_(torch.nan)
         replay()
 
-        assert torch.equal(out, OP.implementations["triton"](**arguments))
+        assert torch.equal(out, OP.implementations[backend](**arguments))
         assert error(out, exact(arguments)) <= OP.tolerance(DTYPE).output_rel

@@ -44,6 +44,12 @@ __device__ __forceinline__ int opaque(int x) {
   return x;
 }
 
+// A number that is the same in all lanes, in a form the compiler knows to be: matrix instructions
+// behind a branch that may diverge are run one by one.
+__device__ __forceinline__ int uniform(int x) {
+  return static_cast<int>(__reduce_max_sync(~0u, static_cast<u32>(x)));
+}
+
 // Copies this thread has started since the last call are a group.
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

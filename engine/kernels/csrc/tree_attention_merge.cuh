@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(32 * kMostMergeWarps)
   const Sequence sequence = line.find(p, -1, n);
   bf16_bits* out = p.out + n * p.out_sequence + token * p.out_token + head * p.out_head + dim;
   float* lse = p.lse + n * p.lse_sequence + token * p.lse_token + head * p.lse_head;
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  grid_wait();
   if (token >= sequence.tree_size) {
     if (warp == 0) reinterpret_cast<uint4*>(out)[lane] = make_uint4(0, 0, 0, 0);
     if (blockIdx.y == 0 && threadIdx.x == 0) *lse = -kInfinity;

@@ -547,7 +547,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  grid_let_next_start();
   const int role = threadIdx.x >> 7;
   if (role == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");

@@ -12,15 +12,17 @@ arithmetic beyond it.
 
 Weights are taken as they are stored: plain numbers of the rows' dtype, int4 in groups of an
 output's inputs (compressed-tensors: eight values in an int32, the first lowest, 8 stands for 0),
-or fp8 in blocks. A product of value and scale is rounded once, to the scale's dtype.
+or fp8 in blocks. A product of value and scale is rounded once, to the scale's dtype (`cuda` scales
+the sums of groups instead and rounds none).
 
 Backends: `reference` (PyTorch, any dtype, any device; fp8 too), `triton` (float32, bfloat16 and
 float16 rows, plain or int4 weights; the architectures in `OP.archs`, or the CPU under
-TRITON_INTERPRET=1).
+TRITON_INTERPRET=1), `cuda` (bfloat16 rows of numbers below 2^63, int4 weights in groups of 32 with
+bfloat16 scales, widths that are multiples of 256; the architectures in `OP.archs`).
 
-A CUDA graph: a call of `triton` can be captured and replayed with any rows, choices and weights
-of them in the same buffers: grids and memory follow from the shapes alone. Rows that a bucket of
-the graph has and a step lacks choose -1 and cost nothing.
+A CUDA graph: a call of `triton` or `cuda` can be captured and replayed with any rows, choices and
+weights of them in the same buffers: grids and memory follow from the shapes alone. Rows that a
+bucket of the graph has and a step lacks choose -1 and cost nothing.
 
 Source: arXiv 2412.19437 §2.1.2 (the experts), vllm-project/compressed-tensors (the packing).
 """
@@ -48,16 +50,22 @@ __all__ = [
 ]
 
 _WHAT = "moe backend"  # as refusals call it
-_TRITON_ARCHS = (90, 100, 120)
+_ARCHS = (90, 100, 120)
 
 
 _BACKENDS: dict[str, Backend] = {
     "reference": Backend(run=_run_reference),
     "triton": Backend(
         run=later("grouped_experts.triton_grouped", "run"),
-        build=Build(_TRITON_ARCHS, later("grouped_experts.triton_grouped", "kernels")),
+        build=Build(_ARCHS, later("grouped_experts.triton_grouped", "kernels")),
         programs=later("grouped_experts.triton_grouped", "programs"),
         workspace_size=later("grouped_experts.triton_grouped", "workspace_size"),
+    ),
+    "cuda": Backend(
+        run=later("grouped_experts.cuda_int4", "run"),
+        build=Build(_ARCHS, later("grouped_experts.cuda_int4", "kernels")),
+        programs=later("grouped_experts.cuda_int4", "programs"),
+        workspace_size=later("grouped_experts.cuda_int4", "workspace_size"),
     ),
 }
 
@@ -90,7 +98,7 @@ def grouped_experts(
         Rows whose choices are all -1 never matter.
     expert_ids : [M, K] int32 or int64
         0..E - 1, or -1 for no expert; an expert may stand twice in a row. The reference refuses
-        others, which `triton` takes for none.
+        others, which `triton` and `cuda` take for none.
     expert_weights : [M, K] float32 (float64 for float64 rows)
         Factors of the experts' results; those of no expert never matter.
     gate, up : [E, I, hidden] of x's dtype or float8_e4m3fn, or [E, I, hidden / 8] int32
@@ -110,7 +118,7 @@ def grouped_experts(
     out : [M, hidden], dtype of x, last dim contiguous, optional
         Written (mutated) and returned; allocated if absent. Must not overlap x.
     workspace : [≥ experts_workspace_size] float32, contiguous, optional
-        Scratch of `triton` (mutated); allocated if absent.
+        Scratch of `triton` and `cuda` (mutated); allocated if absent.
 
     Returns
     -------
