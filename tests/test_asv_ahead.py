@@ -1,6 +1,7 @@
 """Processes that import ahead measure alone, one case each, and end with asv; on a real asv."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -100,6 +101,16 @@ class Slow(_Case):
         child = subprocess.Popen(["sleep", "600"])
         tell(case="slow", child=child.pid)
         time.sleep(600)
+
+
+class Lacking(_Case):
+    def time_it(self):
+        from engine.newer import name
+
+
+class Broken(_Case):
+    def time_it(self):
+        import engine.broken
 
 
 class Mutters(_Case):
@@ -239,6 +250,25 @@ def test_where_a_profile_shares_a_process_it_serves_case_after_case_until_one_fa
     assert by_case["slow"] not in served
     (child,) = [one["child"] for one in said if one["case"] == "slow"]
     assert not is_running(child)
+
+
+@pytest.mark.slow
+def test_what_an_older_engine_does_not_have_yet_is_skipped_and_what_it_breaks_fails(checkout):
+    package = checkout.repository.root.parent / "path" / "engine"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "broken.py").write_text("from engine import gone\n", encoding="utf-8")
+    status, printed = checkout.run("Lacking|Broken|Then", **SHARED)
+
+    results = list((checkout.repository.root / ".asv" / "results").glob("*/*-*.json"))
+    (content,) = [json.loads(path.read_text(encoding="utf-8")) for path in results]
+    values = {name: row[0] for name, row in content["results"].items()}
+    assert status == 2
+    assert "asv: skipped: the engine of this commit has no engine.newer" in printed
+    assert "cannot import name 'gone' from 'engine'" in printed
+    assert values["suite.Broken.time_it"] is None
+    assert [math.isnan(one) for one in values["suite.Lacking.time_it"]] == [True]
+    assert all(one > 0 for one in values["suite.Then.time_it"])
 
 
 @pytest.mark.slow
