@@ -15,11 +15,13 @@ from dashboard.cli_base import App, json_option, pass_app, print_json
 from dashboard.cli_exit import ExitCode, RefusedError
 from dashboard.cli_mail import address, message, send, server_of
 from dashboard.cli_notices import NoticeError, channel_of, payload, post
+from dashboard.terminal import console, print_claims
 from dashboard.units import change_text
 from dashboard.words import case_name, count_text
 from db.alert_queries import alert, precision, stale, untold
 from db.alert_queries import alerts as stored_alerts
 from db.alerts import BY_THE_SERVICE, LIVE, judge
+from db.change_queries import explained_alert
 from db.columns import AlertState
 from db.models import AlertNotice
 
@@ -76,19 +78,22 @@ def list_(app: App, *, with_closed: bool, as_json: bool) -> None:
 @json_option
 @pass_app
 def show(app: App, number: int, *, as_json: bool) -> None:
-    """Show one alert with everything that was said of it.
+    """Show one alert with everything that was said of it, and what changed at its commit.
 
     Example: ddtree-bench alerts show 7
     """
     with app.reading() as session:
         view = alert(session, number)
+        claims = explained_alert(session, view)
     if as_json:
-        print_json(view.to_dict())
+        print_json({**view.to_dict(), "changes": [claim.to_dict() for claim in claims]})
         return
     click.echo(_line(view))
     for one in view.history:
         note = f": {one.note}" if one.note else ""
         click.echo(f"  {one.at:%Y-%m-%d %H:%M} {one.state} by {one.author or 'the service'}{note}")
+    if claims:
+        print_claims(console(), claims)
 
 
 @alerts.command(name="set")

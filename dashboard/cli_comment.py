@@ -13,6 +13,7 @@ from dashboard.cli_exit import RefusedError
 from dashboard.github import DEFAULT_API_URL, GitHub
 from dashboard.github_answers import PullRequest
 from dashboard.pr_comment import MARKER, CommentContext, render
+from db.change_queries import explained
 from db.queries import resolve_commit
 
 
@@ -82,7 +83,8 @@ def _body(app: App, base: str, asked: _Asked) -> str:
     with app.reading() as session:
         base, head = resolve_commit(session, base), resolve_commit(session, asked["head"])
         comparison = stored_comparison(session, base, head, machine=asked["machine"])
-    return render(comparison, CommentContext(base, head))
+        found = explained(session, base, head, comparison)
+    return render(comparison, CommentContext(base, head), found)
 
 
 def _token() -> str:

@@ -10,19 +10,16 @@ from click.exceptions import Exit
 from dashboard.cli_base import App, json_option, machine_option, pass_app, print_json
 from dashboard.cli_exit import MissingResultsError, RefusedError, exit_code
 from dashboard.pr_comment import CommentContext, render
-from dashboard.terminal import console, print_comparison
-from dashboard.units import change_text
-from dashboard.words import count_text
+from dashboard.terminal import console, print_claims, print_comparison
+from dashboard.verdicts import told
 from db.baselines import baseline
+from db.change_queries import explained
 from db.compare import Comparison
 from db.compare import compare as compare_cases
-from db.moved_cases import findings
 from db.queries import case_results, resolve_commit
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
-
-    from db.moved_cases import MovedCases
 
 MERGE_BASE = "merge-base"
 
@@ -66,21 +63,16 @@ def compare(
         is_named = base != MERGE_BASE
         base = resolve_commit(session, base) if is_named else baseline(session, head, machine)
         comparison = stored_comparison(session, base, head, machine=machine)
+        found = explained(session, base, head, comparison)
     if as_json:
-        grouped = {"findings": [one.to_dict() for one in findings(comparison)]}
+        grouped = {"findings": [one.to_dict() for one in found]}
         print_json({"base": base, "head": head, **comparison.to_dict(), **grouped})
     elif markdown:
-        click.echo(render(comparison, CommentContext(base, head)))
+        click.echo(render(comparison, CommentContext(base, head), found))
     else:
-        print_comparison(console(), comparison, base=base, head=head)
-        for one in findings(comparison):
-            click.echo(_told(one))
+        to = console()
+        print_comparison(to, comparison, base=base, head=head)
+        for one in found:
+            click.echo(told(one.moved))
+            print_claims(to, one.claims)
     raise Exit(exit_code(comparison))
-
-
-def _told(one: MovedCases) -> str:
-    """Say in a line what moved together and what it likely belongs to."""
-    return (
-        f"{one.verdict}: {count_text(len(one.cases), 'case')} on {one.machine} moved together by "
-        f"about {change_text(one.relative_change)}, likely cause {one.cause}"
-    )

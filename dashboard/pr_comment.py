@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Final
 
 from dashboard.markdown import code, escape, head, row
 from dashboard.units import change_text, commit_text, display_unit
-from dashboard.verdicts import counted, headline, is_screened, why
+from dashboard.verdicts import counted, headline, is_screened, told, why
 from db.compare import Verdict
 from db.numbers import MISSING, digits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from db.change_queries import ExplainedCases
     from db.compare import CaseComparison, Comparison
 
 MARKER: Final = "<!-- ddtree-bench:suite -->"
 LIMIT_BYTES: Final = 65_536  # GitHub's limit is as many characters; no text has more of them
 OPEN_ROWS: Final = 15  # of a table that is not folded
+OPEN_FINDINGS: Final = 3  # whose change is said in words
 
 _WITHOUT_NUMBERS: Final = frozenset({Verdict.FAILED, Verdict.NEW, Verdict.REMOVED, Verdict.SKIPPED})
 _WITH_REASON: Final = frozenset({Verdict.INCONCLUSIVE, Verdict.NOT_ENOUGH_HISTORY})
@@ -65,9 +67,14 @@ class _Section:
         return f"<details>{summary}\n\n{table}\n\n</details>\n"
 
 
-def render(comparison: Comparison, context: CommentContext) -> str:
-    """Return the comment's Markdown, marker included, under GitHub's limit."""
-    opening = "\n".join(_opening(comparison, context))
+def render(
+    comparison: Comparison, context: CommentContext, found: Sequence[ExplainedCases] = ()
+) -> str:
+    """Return the comment's Markdown, marker included, under GitHub's limit.
+
+    `found` are the groups of flagged cases, the largest first; what changed with them is said.
+    """
+    opening = "\n".join((*_opening(comparison, context), *_why(found)))
     closing = "\n".join(_closing(comparison, context))
     sections = _sections(comparison.cases)
     longest_note = _left_out({section.verdict: len(comparison.cases) for section in sections})
@@ -92,6 +99,13 @@ def _opening(comparison: Comparison, context: CommentContext) -> Iterator[str]:
             f"and head in {moved} of {len(comparison.cases)} cases, marked †: a difference there "
             "may belong to the runner and not to the commit.\n"
         )
+
+
+def _why(found: Sequence[ExplainedCases]) -> Iterator[str]:
+    """Say of the first groups what moved with them; nothing where nothing is known."""
+    for one in found[:OPEN_FINDINGS]:
+        if one.claims:
+            yield f"{escape(told(one.moved))}. {escape(one.summary)}\n"
 
 
 def _closing(comparison: Comparison, context: CommentContext) -> Iterator[str]:

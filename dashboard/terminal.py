@@ -104,6 +104,11 @@ def print_diagnosis(to: Console, diagnosis: Diagnosis) -> None:
     to.print()
 
 
+def print_claims(to: Console, claims: Iterable[Claim]) -> None:
+    """Print claims with their status and evidence, one below the other."""
+    to.print(_claims(claims))
+
+
 def _comparison_table(cases: Sequence[CaseComparison]) -> Table:
     titles = ("case", "machine", "verdict", "base", "head", "change", "interval", "n", "why")
     table = _table(*titles, names=[case.key.name for case in cases])

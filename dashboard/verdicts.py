@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from dashboard.units import change_text
 from db.compare import Verdict
 
 if TYPE_CHECKING:
     from db.compare import CaseComparison, Comparison
+    from db.moved_cases import MovedCases
 
 HEADLINES: Final = {
     Verdict.REGRESSION: "Regressed",
@@ -55,3 +57,12 @@ def why(case: CaseComparison) -> str:
 def is_screened(comparison: Comparison) -> bool:
     """Return whether a case was judged by numbers that nothing confirmed yet."""
     return any(not case.confirmed and case.interval_low is not None for case in comparison.cases)
+
+
+def told(moved: MovedCases) -> str:
+    """Return in a line what moved together and what it likely belongs to."""
+    cases = "1 case" if len(moved.cases) == 1 else f"{len(moved.cases)} cases"
+    return (
+        f"{moved.verdict}: {cases} on {moved.machine} moved together by about "
+        f"{change_text(moved.relative_change)}, likely cause {moved.cause}"
+    )

@@ -67,6 +67,11 @@ class AlertView:
     history: tuple[AlertStep, ...]
 
     @property
+    def case(self) -> str:
+        """The benchmark with its parameters."""
+        return f"{self.benchmark}({self.params})" if self.params else self.benchmark
+
+    @property
     def finding(self) -> tuple[str, str, str]:
         """What alerts of one event share."""
         return self.machine, self.commit, self.cause

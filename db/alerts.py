@@ -144,10 +144,11 @@ def _points_by_series(session: Session) -> dict[int, list[AnyRow]]:
     found: dict[int, list[AnyRow]] = defaultdict(list)
     for row in session.execute(query):
         found[row.ChangePoint.series_id].append(row)
-    return {series_id: _in_order(rows) for series_id, rows in found.items()}
+    return {series_id: in_order(rows) for series_id, rows in found.items()}
 
 
-def _in_order(rows: Sequence[AnyRow]) -> list[AnyRow]:
+def in_order(rows: Sequence[AnyRow]) -> list[AnyRow]:
+    """Sort rows that name a commit by its rank, or by date where not all have one."""
     is_ranked = all(row.position is not None for row in rows)
     return sorted(rows, key=lambda row: (row.position if is_ranked else row.committed_at, row.sha))
 

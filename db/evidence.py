@@ -98,6 +98,9 @@ class Evidence:
     points: tuple[EvidencePoint, ...]
     power_limit_w: float | None = None
     source: str | None = None  # where numbers stand that were not measured by us
+    runs_with: str | None = None  # what its commit decides beside the code: dependencies, runtime
+    imposed: str | None = None  # what the machine decides: driver, power limit, clock policy
+    device: str | None = None  # which one of its kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,11 @@ class Claim:
     case: str | None = None  # None: the claim is about the whole evidence
     is_alarm: bool = False  # something to act on, as against something to know
 
+    def to_dict(self) -> dict[str, Any]:
+        """Give plain values for strict JSON."""
+        plain: dict[str, Any] = jsonable(asdict(self))
+        return plain
+
 
 @dataclass(frozen=True, slots=True)
 class CaseDiagnosis:
@@ -225,7 +233,7 @@ class Diagnosis:
             "gpu": self.gpu,
             "peak_source": self.peak_source,
             "cases": [_case_dict(case) for case in self.cases],
-            "claims": [jsonable(asdict(claim)) for claim in self.claims],
+            "claims": [claim.to_dict() for claim in self.claims],
             "fit": None if self.fit is None else jsonable(asdict(self.fit)),
             "fits": [jsonable(asdict(fit)) for fit in self.fits],
             "ladder": [reading.to_dict() for reading in self.ladder],

@@ -8,15 +8,28 @@ NOTHING_DECLARED = "existing environment"
 
 
 def environment_label(runner: Runner, environment: RunnerEnvironment) -> str:
+    """Say under what it ran: `NVIDIA H200, driver 580.159.04, runtime torch 2.11, 700 W`."""
+    runtime = None if environment.runtime is None else f"runtime {environment.runtime}"
+    name, driver, *rest = _imposed(runner, environment)
+    return _listed([name, driver, runtime, *rest])
+
+
+def imposed_label(runner: Runner, environment: RunnerEnvironment) -> str:
     """Say what a machine imposed: `NVIDIA H200, driver 580.159.04, 700 W`."""
+    return _listed(_imposed(runner, environment))
+
+
+def _imposed(runner: Runner, environment: RunnerEnvironment) -> list[str | None]:
     limit = environment.power_limit_w
-    parts = (
+    return [
         runner.name,
         None if environment.driver is None else f"driver {environment.driver}",
-        None if environment.runtime is None else f"runtime {environment.runtime}",
         None if limit is None else f"{limit:g} W",
         environment.clock_policy,
-    )
+    ]
+
+
+def _listed(parts: Sequence[str | None]) -> str:
     return ", ".join(part for part in parts if part)
 
 

@@ -26,7 +26,7 @@ SHORT_CONTEXT = 1.0 / 16.0  # of the longest, from where that may be expected
 
 
 @dataclass(frozen=True, slots=True)
-class _Sweep:
+class Sweep:
     """One case over its contexts, shortest first."""
 
     label: str
@@ -43,14 +43,14 @@ class _Sweep:
 def context_findings(points: Sequence[EvidencePoint]) -> tuple[list[LineFit], list[Claim]]:
     """Fit every case over its contexts, and name what does not fit."""
     fits, claims = [], []
-    for sweep in _sweeps(points):
+    for sweep in sweeps(points):
         fit = fit_line(sweep.label, sweep.num_bytes, sweep.times_s)
         fits.append(fit)
         claims += [_fit_claim(sweep, fit), _excess(sweep), _suspect(sweep, fit)]
     return fits, [claim for claim in claims if claim is not None]
 
 
-def _fit_claim(sweep: _Sweep, fit: LineFit) -> Claim:
+def _fit_claim(sweep: Sweep, fit: LineFit) -> Claim:
     if fit.refused is not None:
         return Claim(
             name="context_fit",
@@ -73,7 +73,7 @@ def _fit_claim(sweep: _Sweep, fit: LineFit) -> Claim:
     )
 
 
-def _excess(sweep: _Sweep) -> Claim | None:
+def _excess(sweep: Sweep) -> Claim | None:
     """Name the one context that leaves the line of the others."""
     off = off_the_line(sweep.num_bytes, sweep.times_s)
     if off is None:
@@ -95,7 +95,7 @@ def _excess(sweep: _Sweep) -> Claim | None:
     )
 
 
-def _suspect(sweep: _Sweep, fit: LineFit) -> Claim | None:
+def _suspect(sweep: Sweep, fit: LineFit) -> Claim | None:
     """Doubt a shortest context that leaves next to nothing for what does not grow."""
     point = sweep.points[0]
     if fit.refused is None or sweep.t0_ms >= 0.0:
@@ -128,7 +128,7 @@ def _per_token(point: EvidencePoint) -> str:
     return f"; as a time per token it would be {digits(per_step, 3)} ms a step of {length:g} tokens"
 
 
-def _sweeps(points: Sequence[EvidencePoint]) -> list[_Sweep]:
+def sweeps(points: Sequence[EvidencePoint]) -> list[Sweep]:
     """Group the cases that differ in context alone."""
     sweeps = []
     grown = [point for point in points if point.context_tokens and _growing_bytes(point)]
@@ -137,7 +137,7 @@ def _sweeps(points: Sequence[EvidencePoint]) -> list[_Sweep]:
         num_bytes = np.asarray([_growing_bytes(point) for point in ordered], dtype=np.float64)
         if len(np.unique(num_bytes)) >= MIN_CONTEXTS:
             times_s = np.asarray([point.time_s for point in ordered], dtype=np.float64)
-            sweeps.append(_Sweep(label, ordered, num_bytes, times_s))
+            sweeps.append(Sweep(label, ordered, num_bytes, times_s))
     return sweeps
 
 
@@ -149,5 +149,5 @@ def _ms(point: EvidencePoint) -> str:
     return f"{digits(point.time_s * 1e3, 4)} ms"
 
 
-def _times(sweep: _Sweep) -> str:
+def _times(sweep: Sweep) -> str:
     return ", ".join(f"{_ms(point)} at {point.context_tokens:,}" for point in sweep.points)

@@ -17,6 +17,7 @@ from db.counters import DOUBTS, REASONS, supporting
 from db.errors import UnknownSeriesError
 from db.evidence import Ceilings, Evidence, EvidencePoint, PeakSource
 from db.frames import AnyRow, AnySelect
+from db.labels import imposed_label
 from db.models import (
     Benchmark,
     Ceiling,
@@ -26,6 +27,7 @@ from db.models import (
     Runner,
     RunnerEnvironment,
     Series,
+    Variant,
     Window,
     WindowCounter,
     WindowStage,
@@ -142,6 +144,7 @@ def _evidence_rows() -> AnySelect:
             Benchmark.version,
             Series.params,
             Result.value,
+            Variant.label.label("declared"),
         )
         .join(Result, Result.id == Window.result_id)
         .join(Ceiling, Ceiling.id == Window.ceiling_id)
@@ -150,6 +153,7 @@ def _evidence_rows() -> AnySelect:
         .join(Commit, Commit.id == Result.commit_id)
         .join(Series, Series.id == Result.series_id)
         .join(Machine, Machine.id == Series.machine_id)
+        .join(Variant, Variant.id == Series.variant_id)
         .join(Benchmark, Benchmark.id == Series.benchmark_id)
         .where(counts(include_dirty=True))
         .order_by(Benchmark.name, Series.id, Window.started_at_s)
@@ -185,7 +189,14 @@ def _evidence(rows: Sequence[AnyRow], details: _Details) -> Evidence:
         points=tuple(_point(case, details) for case in cases.values()),
         power_limit_w=first.RunnerEnvironment.power_limit_w,
         source=first.Window.source,
+        runs_with=_joined(first.declared, first.RunnerEnvironment.runtime),
+        imposed=imposed_label(first.Runner, first.RunnerEnvironment),
+        device=f"{first.Runner.name} {first.Runner.uid}",
     )
+
+
+def _joined(*parts: str | None) -> str | None:
+    return ", ".join(part for part in parts if part) or None
 
 
 def _ceilings(found: Iterable[Ceiling]) -> tuple[Ceilings, PeakSource | None]:
