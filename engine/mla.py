@@ -176,13 +176,11 @@ class Mla:
         compressed, kv_a = self._down_projected(x, backend)
         q = self._up_queries(compressed, backend)  # [M, H, nope + rope], not rotated yet
         absorbed = q.new_empty(*q.shape[:2], config.latent_dim)
-        latent = absorbed[..., : config.kv_lora_rank].transpose(0, 1)  # [H, M, kv_lora]
-        q_nope = q[..., : config.qk_nope_head_dim].transpose(0, 1)
-        torch.bmm(q_nope, self._up_keys(), out=latent)
         mla_rows(
             kv_a,
             self.kv_a_layernorm,
             q,
+            self._up_keys(),
             rotation.cos,
             rotation.sin,
             plan.slots,

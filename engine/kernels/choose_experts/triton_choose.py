@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.errors import BackendError
 from engine.kernels.choose_experts.problem import SCORE_SUM_EPS
@@ -66,8 +67,12 @@ def choose_kernel(
     E, scaling, stride_logits,
     K: tl.constexpr, IS_NORMALISED: tl.constexpr, NUM_GROUPS: tl.constexpr, KEPT: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr, BLOCK_CHOICES: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
+    IS_CHAINED: tl.constexpr,  # starts before the launch ahead has ended; a device only
 ):  # fmt: skip
     """Write the choices of one row."""
+    if IS_CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, BLOCK_EXPERTS)
     live = experts < E
@@ -104,16 +109,19 @@ def run(problem: Problem) -> None:
 
 def kernels(problem: Problem, arch: int) -> tuple[Kernel, ...]:
     """Return the kernel of the launch, ready to be compiled."""
-    return (triton_kernel(choose_kernel, *_launch(problem), arch),)
+    return (triton_kernel(choose_kernel, *_launch(problem, is_compiled=True), arch),)
 
 
-def _launch(problem: Problem) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _launch(
+    problem: Problem, *, is_compiled: bool = False
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     choice, logits = problem.choice, problem.logits
+    is_chained = is_compiled or logits.device.type == "cuda"
     arguments = (
         *(logits, problem.bias, choice.expert_ids, choice.expert_weights),
         *(problem.num_experts, problem.scaling, logits.stride(0)),
     )
-    return arguments, {
+    meta = {
         "K": problem.top_k,
         "IS_NORMALISED": problem.is_normalised,
         "NUM_GROUPS": problem.num_groups,
@@ -121,8 +129,10 @@ def _launch(problem: Problem) -> tuple[tuple[Any, ...], dict[str, Any]]:
         "BLOCK_EXPERTS": triton.next_power_of_2(problem.num_experts),
         "BLOCK_CHOICES": triton.next_power_of_2(problem.top_k),
         "BLOCK_GROUPS": triton.next_power_of_2(problem.num_groups),
+        "IS_CHAINED": is_chained,
         "num_warps": NUM_WARPS,
     }
+    return arguments, meta | ({"launch_pdl": True} if is_chained else {})
 
 
 def _check(problem: Problem) -> None:

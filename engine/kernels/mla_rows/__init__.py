@@ -1,14 +1,14 @@
-"""What MLA rotates and stores before it attends: latent rows and the rotated part of queries.
+"""What MLA makes before it attends: latent rows, stored, and queries against such rows.
 
 For row m at the angles (cos, sin)[m], with C value dims and R = D - C rotated ones::
 
     rows[slots[m]]    = [ RMS(kv_a[m, :C]) * norm_weight ; rot_m(kv_a[m, C:]) ]         [D]
-    out[m, h, C:]     = rot_m(queries[m, h, -R:])                              for every head h
+    out[m, h]         = [ queries[m, h, :-R] up_keys[h] ; rot_m(queries[m, h, -R:]) ]   [D]
 
-`rot` turns the pairs (2i, 2i + 1). The first C dims of `out` are somebody else's: queries absorbed
-into the latent space. A kernel of our own because it is a norm, two rotations, two concatenations
-and a scatter of a few kilobytes, some fifteen launches in every layer: one launch, bound by nothing
-else. Sums and products in float32 (float64 for float64), rounded once.
+`rot` turns the pairs (2i, 2i + 1); the product absorbs a head's keys into its query. A kernel of
+our own because it is a norm, two rotations, two concatenations, a scatter and a batch of products
+with a megabyte of weights, some sixteen launches in every layer: one launch, bound by nothing else.
+Sums and products in float32 (float64 for float64), rounded once.
 
 Backends: `reference` (PyTorch), `triton` (bfloat16, float16, float32).
 
@@ -45,6 +45,7 @@ def mla_rows(
     kv_a: Tensor,
     norm_weight: Tensor,
     queries: Tensor,
+    up_keys: Tensor,
     cos: Tensor,
     sin: Tensor,
     slots: Tensor,
@@ -54,14 +55,16 @@ def mla_rows(
     out: Tensor,
     backend: str,
 ) -> None:
-    """Write latent rows at their slots, and the rotated part of the queries.
+    """Write latent rows at their slots, and queries against such rows.
 
     Parameters
     ----------
     kv_a : [M, D] bfloat16, float16, float32 or float64, last dim contiguous
     norm_weight : [C] of its dtype
-    queries : [M, H, at least R] of its dtype, last dim contiguous
-        The last R dims of a head are rotated, the others not looked at.
+    queries : [M, H, Q + R] of its dtype, last dim contiguous
+        The last R dims of a head are rotated, the others absorbed.
+    up_keys : [H, Q, C] of its dtype, last dim contiguous
+        What makes a head's keys of a latent row.
     cos, sin : [M, R / 2] float32, float64 for float64 rows
     slots : [M] int64
         Distinct rows of `rows`, trusted.
@@ -70,7 +73,7 @@ def mla_rows(
     rows : [S, D] of kv_a's dtype, last dim contiguous
         Storage of one layer; mutated at `slots` only.
     out : [M, H, D] of kv_a's dtype, last dim contiguous
-        Mutated in the last R dims only.
+        Mutated.
     backend : str
         Name in `OPS["mla_rows"].implementations`.
 
@@ -82,7 +85,9 @@ def mla_rows(
         The backend is unknown or cannot run here.
     """
     run = backend_named(_BACKENDS, backend, _WHAT).run
-    problem = pose(kv_a, norm_weight, queries, cos, sin, slots, eps=eps, rows=rows, out=out)
+    problem = pose(
+        kv_a, norm_weight, queries, up_keys, cos, sin, slots, eps=eps, rows=rows, out=out
+    )
     if len(kv_a):
         run(problem)
 

@@ -46,12 +46,13 @@ def inputs(
         return torch.randn(shape, generator=generator)
 
     queries = normal(M, H, case.nope_dim + R)
-    queries[..., : case.nope_dim] = torch.nan
+    up_keys = normal(H, case.nope_dim, case.value_dim) / max(case.nope_dim, 1) ** 0.5
     angles = normal(M, R // 2) * 100
     operands = {
         "kv_a": normal(M, width).to(dtype),
         "norm_weight": (1.0 + 0.1 * normal(case.value_dim)).to(dtype),
         "queries": queries.to(dtype),
+        "up_keys": up_keys.to(dtype),
         "cos": angles.cos().to(sums),
         "sin": angles.sin().to(sums),
         "rows": torch.full((case.num_slots, width), 7.0, dtype=dtype),
@@ -75,12 +76,13 @@ def _inside_wider(tensor: Tensor, gap: int) -> Tensor:
 
 
 def cost(case: MlaRowsCase, *, itemsize: int = 2) -> Cost:
-    """Bytes of a call; its arithmetic is none of a matrix unit's."""
-    M, R = case.num_rows, case.rope_dim
-    width = case.value_dim + R
-    numbers = 2 * M * width + case.value_dim + 2 * M * case.num_heads * R
+    """Bytes of a call, and the arithmetic of its products."""
+    M, H, C, R = case.num_rows, case.num_heads, case.value_dim, case.rope_dim
+    absorbing = H * case.nope_dim * C
+    queries = M * H * (case.nope_dim + R + C + R)
+    numbers = 2 * M * (C + R) + C + queries + absorbing
     angles = M * R * max(itemsize, 4)
-    return Cost(bytes=numbers * itemsize + angles + M * SLOT_BYTES, flops=0)
+    return Cost(bytes=numbers * itemsize + angles + M * SLOT_BYTES, flops=2 * M * absorbing)
 
 
 def tolerance(dtype: torch.dtype) -> Tolerance:
@@ -97,8 +99,9 @@ def tolerance(dtype: torch.dtype) -> Tolerance:
 CASES: tuple[MlaRowsCase, ...] = (
     MlaRowsCase("one-row", "smallest legal call", 1, num_heads=1, rope_dim=2, num_slots=1),
     MlaRowsCase("odd", "no size a power of two", 5, num_heads=3, value_dim=19, rope_dim=6),
-    MlaRowsCase("no-nope", "queries that are rotated whole", 4, nope_dim=0),
+    MlaRowsCase("no-nope", "queries that are rotated whole: nothing is absorbed", 4, nope_dim=0),
     MlaRowsCase("strided", "views of wider tensors", 6, gap=3),
+    MlaRowsCase("wide-keys", "more dims than a tile, and no multiple", 18, 2, 70, 4, 20),
     MlaRowsCase("full", "every slot is written", 33, num_slots=33),
     MlaRowsCase("pair", "the trained pair's widths", 17, 4, 64, 16, 32),
 )

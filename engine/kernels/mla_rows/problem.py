@@ -22,7 +22,8 @@ class Problem:
 
     kv_a: Tensor  # [M, D]
     norm_weight: Tensor  # [C]
-    queries: Tensor  # [M, H, Q]
+    queries: Tensor  # [M, H, Q + R]
+    up_keys: Tensor  # [H, Q, C]
     cos: Tensor  # [M, R / 2]
     sin: Tensor
     slots: Tensor  # [M] int64
@@ -45,6 +46,7 @@ def pose(
     kv_a: Tensor,
     norm_weight: Tensor,
     queries: Tensor,
+    up_keys: Tensor,
     cos: Tensor,
     sin: Tensor,
     slots: Tensor,
@@ -67,11 +69,12 @@ def pose(
     H, width = queries.shape[1:]
     if width < rope_dim:
         raise ShapeError(f"queries: expected at least {rope_dim} dims, got {width} (rotated ones)")
+    check_tensor("up_keys", up_keys, (H, width - rope_dim, D - rope_dim), (dtype,))
     sums = torch.promote_types(dtype, torch.float32)
     for name, angles in (("cos", cos), ("sin", sin)):
         check_tensor(name, angles, (M, rope_dim // 2), (sums,))
     check_tensor("slots", slots, (M,), (torch.int64,))
     check_tensor("rows", rows, (None, D), (dtype,))
     check_tensor("out", out, (M, H, D), (dtype,))
-    check_device(kv_a.device, (norm_weight, queries, cos, sin, slots, rows, out))
-    return Problem(kv_a, norm_weight, queries, cos, sin, slots, eps, rows, out)
+    check_device(kv_a.device, (norm_weight, queries, up_keys, cos, sin, slots, rows, out))
+    return Problem(kv_a, norm_weight, queries, up_keys, cos, sin, slots, eps, rows, out)

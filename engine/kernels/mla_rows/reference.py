@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 
 
 def run(problem: Problem) -> None:
-    """Write the rows and the rotated part of the queries."""
+    """Write the rows and the queries."""
     C, R = problem.value_dim, problem.rope_dim
     c_kv = functional.rms_norm(problem.kv_a[:, :C], (C,), problem.norm_weight, problem.eps)
     k_rope = rotate(problem.kv_a[:, C:], problem.cos, problem.sin)
     problem.rows.index_copy_(0, problem.slots, torch.cat((c_kv, k_rope), dim=-1))
     angles = (problem.cos.unsqueeze(1), problem.sin.unsqueeze(1))  # of all heads
     problem.out[..., C:] = rotate(problem.queries[..., -R:], *angles)
+    absorbed = problem.out[..., :C].transpose(0, 1)  # [H, M, C]
+    torch.bmm(problem.queries[..., :-R].transpose(0, 1), problem.up_keys, out=absorbed)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

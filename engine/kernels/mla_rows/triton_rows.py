@@ -1,4 +1,8 @@
-"""One program a row and head, and one more a row for its latent row."""
+"""One launch of three kinds of programs, told apart by their number.
+
+First those that absorb: a head, a block of rows and a block of the latent dims. Then one for each
+row and head, which rotates, and one more for each row, which makes and stores its latent row.
+"""
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
 # Triton ships no types, and its kernels are typed by their launch.
@@ -11,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.errors import BackendError
 from engine.kernels.triton_build import triton_kernel
@@ -19,7 +24,9 @@ if TYPE_CHECKING:
     from engine.kernels.mla_rows.problem import Problem
     from engine.kernels.op import Kernel
 
-NUM_WARPS = 1  # the widest work is a row of 512 numbers, and most programs have 64
+NUM_WARPS = 4
+BLOCK_ROWS, BLOCK_COLUMNS = 16, 64  # of an absorbing program: as many rows as an instruction has
+MIN_INPUTS = 16  # of a matrix instruction
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -38,25 +45,73 @@ def rotate_into(source_ptr, target_ptr, cos_ptr, sin_ptr, num_pairs, BLOCK_PAIRS
 
 
 @triton.jit
+def absorb(
+    program,
+    queries_ptr,  # [M, H, Q + R]
+    keys_ptr,  # [H, Q, C]
+    out_ptr,  # [M, H, D]
+    M, H, Q, C,
+    stride_queries_row, stride_queries_head, stride_keys_head, stride_keys_row,
+    stride_out_row, stride_out_head,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
+    IS_CHAINED: tl.constexpr,
+):  # fmt: skip
+    """Multiply a block of one head's queries by a block of its keys."""
+    head = (program % H).to(tl.int64)
+    tiles = tl.cdiv(C, BLOCK_COLUMNS)
+    columns = (program // H) % tiles * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    rows = ((program // H) // tiles * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
+    inputs = tl.arange(0, BLOCK_INPUTS)
+    keys_at = keys_ptr + head * stride_keys_head + inputs[:, None] * stride_keys_row
+    is_key = (inputs < Q)[:, None] & (columns < C)[None, :]
+    keys = tl.load(keys_at + columns[None, :], mask=is_key, other=0.0)
+    if IS_CHAINED:  # keys are nobody's result
+        gdc_wait()
+        gdc_launch_dependents()
+    queries_at = queries_ptr + rows[:, None] * stride_queries_row + head * stride_queries_head
+    is_query = (rows < M)[:, None] & (inputs < Q)[None, :]
+    queries = tl.load(queries_at + inputs[None, :], mask=is_query, other=0.0)
+    product = tl.dot(queries, keys, input_precision="ieee")
+    out_at = out_ptr + rows[:, None] * stride_out_row + head * stride_out_head + columns[None, :]
+    is_out = (rows < M)[:, None] & (columns < C)[None, :]
+    tl.store(out_at, product.to(out_ptr.dtype.element_ty), mask=is_out)
+
+
+@triton.jit
 def rows_kernel(
     kv_a_ptr,  # [M, D]
     norm_ptr,  # [C]
-    queries_ptr,  # [M, H, Q], at the first rotated dim of the first head
+    queries_ptr,  # [M, H, Q + R]
+    keys_ptr,  # [H, Q, C]
     cos_ptr, sin_ptr,  # [M, R / 2] float32
     slots_ptr,  # [M] int64
     rows_ptr,  # [S, D]
     out_ptr,  # [M, H, D]
-    C, num_pairs, H, eps,
-    stride_kv_a, stride_queries_row, stride_queries_head, stride_cos, stride_sin,
-    stride_rows, stride_out_row, stride_out_head,
+    M, H, Q, C, num_pairs, num_absorbing, eps,
+    stride_kv_a, stride_queries_row, stride_queries_head, stride_keys_head, stride_keys_row,
+    stride_cos, stride_sin, stride_rows, stride_out_row, stride_out_head,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
     BLOCK_DIMS: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+    IS_CHAINED: tl.constexpr,  # starts before the launch ahead has ended; a device only
 ):  # fmt: skip
-    """Rotate one head of one row of queries, or make and store its latent row."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """Absorb, or rotate one head of one row of queries, or make and store its latent row."""
+    program = tl.program_id(0)
+    if program < num_absorbing:
+        absorb(
+            program, queries_ptr, keys_ptr, out_ptr, M, H, Q, C,
+            stride_queries_row, stride_queries_head, stride_keys_head, stride_keys_row,
+            stride_out_row, stride_out_head, BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_INPUTS, IS_CHAINED,
+        )  # fmt: skip
+        return
+    if IS_CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()
+    row = ((program - num_absorbing) // (H + 1)).to(tl.int64)
+    head = (program - num_absorbing) % (H + 1)
     cos_ptr += row * stride_cos
     sin_ptr += row * stride_sin
     if head < H:
-        source = queries_ptr + row * stride_queries_row + head * stride_queries_head
+        source = queries_ptr + row * stride_queries_row + head * stride_queries_head + Q
         target = out_ptr + row * stride_out_row + head * stride_out_head + C
         rotate_into(source, target, cos_ptr, sin_ptr, num_pairs, BLOCK_PAIRS)
     else:
@@ -79,28 +134,42 @@ def run(problem: Problem) -> None:
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         arguments, meta = _launch(problem)
         M, H, _ = problem.out.shape
-        rows_kernel[(M, H + 1)](*arguments, **meta)
+        rows_kernel[(_num_absorbing(problem) + M * (H + 1),)](*arguments, **meta)
 
 
 def kernels(problem: Problem, arch: int) -> tuple[Kernel, ...]:
     """Return the kernel of the launch, ready to be compiled."""
-    return (triton_kernel(rows_kernel, *_launch(problem), arch),)
+    return (triton_kernel(rows_kernel, *_launch(problem, is_compiled=True), arch),)
 
 
-def _launch(problem: Problem) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _num_absorbing(problem: Problem) -> int:
+    """Programs that absorb."""
+    M, H, _ = problem.out.shape
+    return H * -(-problem.value_dim // BLOCK_COLUMNS) * -(-M // BLOCK_ROWS)
+
+
+def _launch(
+    problem: Problem, *, is_compiled: bool = False
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     one, C, R = problem, problem.value_dim, problem.rope_dim
-    rotated = one.queries[..., -R:]
+    (M, H, _), Q = one.out.shape, one.up_keys.shape[1]
+    is_chained = is_compiled or one.kv_a.device.type == "cuda"
     arguments = (
-        *(one.kv_a, one.norm_weight, rotated, one.cos, one.sin, one.slots, one.rows, one.out),
-        *(C, R // 2, one.out.shape[1], one.eps, one.kv_a.stride(0)),
-        *(rotated.stride(0), rotated.stride(1), one.cos.stride(0), one.sin.stride(0)),
-        *(one.rows.stride(0), one.out.stride(0), one.out.stride(1)),
+        *(one.kv_a, one.norm_weight, one.queries, one.up_keys, one.cos, one.sin, one.slots),
+        *(one.rows, one.out, M, H, Q, C, R // 2, _num_absorbing(one), one.eps),
+        *(one.kv_a.stride(0), *one.queries.stride()[:2], *one.up_keys.stride()[:2]),
+        *(one.cos.stride(0), one.sin.stride(0), one.rows.stride(0), *one.out.stride()[:2]),
     )
-    return arguments, {
+    meta = {
+        "BLOCK_ROWS": BLOCK_ROWS,
+        "BLOCK_COLUMNS": BLOCK_COLUMNS,
+        "BLOCK_INPUTS": max(triton.next_power_of_2(Q), MIN_INPUTS),
         "BLOCK_DIMS": triton.next_power_of_2(C),
         "BLOCK_PAIRS": triton.next_power_of_2(R // 2),
+        "IS_CHAINED": is_chained,
         "num_warps": NUM_WARPS,
     }
+    return arguments, meta | ({"launch_pdl": True} if is_chained else {})
 
 
 def _check(problem: Problem) -> None:
