@@ -65,33 +65,34 @@ def _note(subject: str, path: str, text: str) -> Edit:
     return Edit(subject, ((path, "", text),))
 
 
+# A level that lasts for less than six results is none to the detector: each lasts eight.
 PLAN: Final = (
     _note("readme: where the demo history begins", "README.md", "\n<!-- demo -->\n"),
     _note("decoder: a remark on its stages", "engine/decoder.py", "# Stages are timed apart.\n"),
     _note("tests: a remark on trees", "tests/trees.py", "# Trees are flat lists.\n"),
     Edit("triton_split: merging programs have eight warps", ((SPLIT, WARPS, MORE_WARPS),)),
     _note("errors: a remark on messages", "engine/errors.py", "# One line each.\n"),
-    _note("changelog: a line", "CHANGELOG.md", "\n<!-- demo -->\n"),
     Edit(PINS, (("pyproject.toml", LOOSE, PINNED),)),
     _note("sampling: a remark on noise", "engine/sampling.py", "# Noise has a place.\n"),
     _note("tests: a remark on drafts", "tests/drafts.py", "# Drafts are planted.\n"),
     Edit(SLOW_SPLIT, ((SPLIT, CHOICE, LONG + CHOICE),)),
     _note("sequence: a remark", "engine/sequence.py", "# A sequence ends once.\n"),
     _note("contributing: a line", "CONTRIBUTING.md", "\n<!-- demo -->\n"),
+    Edit(SLOW_WALK, ((TREES, READ, READ_EACH),)),
     _note("tests: a remark on ranks", "tests/ranks.py", "# Ranks are small here.\n"),
     _note("cost: a remark on bytes", "engine/cost.py", "# Bytes as stored.\n"),
-    Edit(MENDED_SPLIT, ((SPLIT, LONG + CHOICE, CHOICE),)),
     _note("observer: a remark on waits", "engine/observer.py", "# It waits, so it is rare.\n"),
-    Edit("triton_split: a launch has eight waves at most", ((SPLIT, WAVES, FEWER_WAVES),)),
-    _note("tests: a remark on windows", "tests/windows.py", "# Windows are made up.\n"),
-    Edit(SLOW_WALK, ((TREES, READ, READ_EACH),)),
     _note("readme: another line", "README.md", "<!-- demo: trees -->\n"),
+    Edit(MENDED_SPLIT, ((SPLIT, LONG + CHOICE, CHOICE),)),
+    _note("tests: a remark on windows", "tests/windows.py", "# Windows are made up.\n"),
     _note("config: a remark on defaults", "engine/config.py", "# Every choice is named.\n"),
-    _note("tests: a remark on cases", "tests/known_cases.py", "# Cases have names.\n"),
-    _note("trace: a remark on files", "engine/trace.py", "# A line a step.\n"),
     Edit(MENDED_WALK, ((TREES, READ_EACH, READ),)),
-    _note("candidates: a remark on ties", "engine/candidates.py", "# Lower ids first.\n"),
+    _note("tests: a remark on cases", "tests/known_cases.py", "# Cases have names.\n"),
+    Edit("triton_split: a launch has eight waves at most", ((SPLIT, WAVES, FEWER_WAVES),)),
+    _note("trace: a remark on files", "engine/trace.py", "# A line a step.\n"),
+    _note("changelog: a line", "CHANGELOG.md", "\n<!-- demo -->\n"),
     Edit("triton_split: merging programs have four warps", ((SPLIT, MORE_WARPS, WARPS),)),
+    _note("candidates: a remark on ties", "engine/candidates.py", "# Lower ids first.\n"),
     _note("planted: a remark on regimes", "engine/planted.py", "# A plant is a regime.\n"),
 )
 
