@@ -1,7 +1,8 @@
 """The likeliest tokens of each depth, by the drafter's logits: found on the device, read back once.
 
 Within a depth the order is descending logit, equal logits by ascending token id. Whatever the
-number of sequences there is one copy to the host, and with it the one wait of a tree's building.
+number of sequences there is one copy to the host, and with it the one wait of a tree's building;
+or none, where trees are built on the device too.
 """
 
 from dataclasses import dataclass
@@ -16,14 +17,14 @@ NO_TOKEN = -1  # in place of every candidate where the logits are no distributio
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """What the trees of N sequences are built from, on the host."""
+    """What the trees of N sequences are built from."""
 
     log_probs: Tensor  # [N, horizon, K] float32, descending; -inf = banned
     token_ids: Tensor  # [N, horizon, K] int64
 
 
 def top_candidates(draft_logits: Tensor, width: int) -> Candidates:
-    """Return the `width` likeliest tokens of each depth, or all V of them.
+    """Return the `width` likeliest tokens of each depth, or all V of them, on the host.
 
     Parameters
     ----------
@@ -37,6 +38,19 @@ def top_candidates(draft_logits: Tensor, width: int) -> Candidates:
     ShapeError
         The logits have another shape or dtype, or hold NaN or +inf.
     """
+    found = likeliest(draft_logits, width)
+    log_prob_bits = found.log_probs.view(torch.int32).long()
+    log_prob_bits, token_ids = torch.stack((log_prob_bits, found.token_ids)).cpu()
+    check_candidates(not token_ids.numel() or int(token_ids.min()) != NO_TOKEN)
+    return Candidates(log_prob_bits.int().view(torch.float32), token_ids)
+
+
+def likeliest(draft_logits: Tensor, width: int) -> Candidates:
+    """Return the same where the logits are, without a wait.
+
+    If any of them is NaN or +inf, every candidate is `NO_TOKEN`: whoever reads something back of
+    what they led to says so with `check_candidates`.
+    """
     if draft_logits.ndim != 3 or draft_logits.dtype != torch.float32:
         raise ShapeError(
             f"draft_logits: expected [N, horizon, V] float32, got {list(draft_logits.shape)} "
@@ -49,10 +63,13 @@ def top_candidates(draft_logits: Tensor, width: int) -> Candidates:
     log_probs.masked_fill_(chosen == -torch.inf, -torch.inf)
     is_sound = (draft_logits < torch.inf).all()  # false for NaN as well
     token_ids.masked_fill_(~is_sound, NO_TOKEN)
-    log_prob_bits, token_ids = torch.stack((log_probs.view(torch.int32).long(), token_ids)).cpu()
-    if token_ids.numel() and int(token_ids.min()) == NO_TOKEN:
+    return Candidates(log_probs, token_ids)
+
+
+def check_candidates(are_sound: bool) -> None:
+    """Refuse, once it is known on the host, logits that are no distribution: `ShapeError`."""
+    if not are_sound:
         raise ShapeError("draft_logits: expected no NaN and no +inf, got some (no distribution)")
-    return Candidates(log_prob_bits.int().view(torch.float32), token_ids)
 
 
 def top_tokens(logits: Tensor, width: int) -> Tensor:

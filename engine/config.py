@@ -313,9 +313,9 @@ class EngineConfig:
         Most keys a row of a full drafter layer sees; None = all. It changes commit lengths only.
     num_pages : int, optional
         Size of the pool. None lets it grow with what the batches need for `max_context`.
-    attention_backend, moe_backend : str
-        Implementations of `tree_attention`, and of `choose_experts` and `grouped_experts`, checked
-        where these are known.
+    attention_backend, moe_backend, tree_backend : str
+        Implementations of `tree_attention`; of `choose_experts` and `grouped_experts`; of
+        `draft_tree` and `walk_tree`, where trees stay on the device. Checked where these are known.
     graphs : "off", "cuda" or "buffers"
         Every verify pass is launched operation by operation; passes of one shape are captured in
         a CUDA graph and replayed; they run in the buffers of such graphs, but are none.
@@ -334,6 +334,7 @@ class EngineConfig:
     drafter_context: int | None = None
     moe_backend: str = "reference"
     graphs: str = "off"
+    tree_backend: str = "host"
 
     def __post_init__(self) -> None:
         check_node_budget(self.node_budget, least=1)
@@ -342,10 +343,10 @@ class EngineConfig:
             if getattr(self, name) is not None:
                 _require_positive(self, name)
         _require_positive(self, "max_context", "prefill_chunk")
-        _require_choice("mode", self.mode, MODES)
-        _require_choice("budget_policy", self.budget_policy, BUDGET_POLICIES)
-        _require_choice("cache_layout", self.cache_layout, CACHE_LAYOUTS)
-        _require_choice("graphs", self.graphs, GRAPHS)
+        choices = (MODES, BUDGET_POLICIES, CACHE_LAYOUTS, GRAPHS)
+        names = ("mode", "budget_policy", "cache_layout", "graphs")
+        for name, allowed in zip(names, choices, strict=True):
+            _require_choice(name, getattr(self, name), allowed)
         _require_bool("prefix_reuse", self.prefix_reuse)
 
 

@@ -24,6 +24,7 @@ from engine.budget import CostTable, allot
 from engine.config import DrafterConfig, EngineConfig
 from engine.cost import check_costs, most_nodes, pool_pages
 from engine.device import upload
+from engine.device_trees import DeviceTrees, check_tree_backend, num_nodes
 from engine.draft_graphs import draft_runner
 from engine.draft_tree import (
     Acceptance,
@@ -83,6 +84,7 @@ class Engine:
     ) -> None:
         self.backends = Backends.of(config)
         _check_parts(target, drafter, config)
+        check_tree_backend(config)
         check_costs(target, drafter, config, cost_table)
         self.target = target
         self.drafter = None if config.mode == "ar" else drafter
@@ -175,7 +177,7 @@ class Engine:
         appended = self.commit(batch, trees, verified)
         return StepResult(
             token_ids=appended,
-            num_nodes=tuple(tree.num_nodes for tree in trees),
+            num_nodes=num_nodes(trees),
             stage_seconds=None if self.observer is None else self.observer.seconds(),
         )
 
@@ -190,12 +192,14 @@ class Engine:
         return self._run_draft(batch, batch.context)
 
     @stage
-    def build(self, batch: StepBatch, draft_logits: Tensor | None) -> list[DraftTree]:
+    def build(self, batch: StepBatch, draft_logits: Tensor | None) -> Sequence[DraftTree]:
         """Build one draft tree for each sequence under the budget policy."""
         roots = [sequence.root_token for sequence in batch.sequences]
         if draft_logits is None:
             return [root_tree(root) for root in roots]
         self._check_draft(draft_logits, len(roots))
+        if self.config.tree_backend != "host":
+            return DeviceTrees.build(batch, draft_logits, self.most_nodes(len(roots)), self.config)
         build_trees = chain_trees if self.config.mode == "dflash" else build_draft_trees
         trees = build_trees(draft_logits, roots, self.most_nodes(len(roots)))
         mean = sum(sequence.committed_length for sequence in batch.sequences) / len(trees)
@@ -213,6 +217,7 @@ class Engine:
             log_probs=rows.attention.pad(passed.log_probs),
             taps=passed.taps,
             offsets=rows.offsets,
+            slots=rows.attention.slots,
         )
 
     @stage
@@ -220,6 +225,8 @@ class Engine:
         self, batch: StepBatch, trees: Sequence[DraftTree], verified: Verified
     ) -> tuple[tuple[int, ...], ...]:
         """Keep what the target agreed with: tokens, cache rows and taps of each sequence."""
+        if isinstance(trees, DeviceTrees):
+            return trees.commit(batch, verified)
         said = verified.to_host(trees)
         accepted = accept_batch(trees, said.target_tokens)
         log_probs = said.log_probs.tolist()
@@ -298,6 +305,8 @@ class Engine:
     def _plan(self, batch: StepBatch, trees: Sequence[DraftTree]) -> PassRows:
         """Lay out the pass over the trees, filled up to a bucket if it may be captured."""
         in_buckets = self.config.graphs != "off"
+        if isinstance(trees, DeviceTrees):
+            return trees.plan(batch, self.backends, widens_table=in_buckets)
         if in_buckets:
             trees = fill_up(trees, 1 + self.most_nodes(len(trees)))
         cache, seqs, scratch = batch.cache, batch.seqs, batch.scratch

@@ -267,7 +267,9 @@ class LatentCache:
 
     def advance(self, seq: int, num_rows: int) -> None:
         """Commit the first `num_rows` reserved rows as they lie, as after a prefill chunk."""
-        self._ledger.with_room(seq, num_rows).length += num_rows
+        holding = self._ledger.with_room(seq, num_rows)
+        holding.length += num_rows
+        self._poison(holding)
 
     def commit(self, seq: int, path: Tensor | Sequence[int]) -> int:
         """Keep the root and the accepted path of a verified tree, drop its other rows.

@@ -80,6 +80,7 @@ class Verified:
     log_probs: Tensor  # [N, T], of those tokens
     taps: Tensor  # [M, num_taps * hidden], packed tree by tree
     offsets: tuple[int, ...]  # packed row of each tree's root
+    slots: Tensor  # [M] int64, where each row was written
 
     def to_host(self, trees: Sequence[DraftTree]) -> "Verified":
         """Read tokens and log-probs back by one copy; a row without a token is a `ShapeError`."""
@@ -91,6 +92,16 @@ class Verified:
         for tree, row in zip(trees, said.target_tokens.tolist(), strict=True):
             check_chosen(row[: tree.tree_size])
         return said
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TreeRows:
+    """What a pass reads of N trees; tensors are on its device."""
+
+    token_ids: Tensor  # [M] int64, packed tree by tree
+    positions: Tensor  # [M] int64, absolute
+    ancestor_bits: Tensor  # [N, T, W] int32
+    tree_sizes: tuple[int, ...]
 
 
 def chain(token_ids: Sequence[int]) -> DraftTree:
@@ -132,7 +143,7 @@ def plan_pass(
     OutOfPagesError
         Too few pages are free; sequences before the failing one keep what was reserved for them.
     """
-    sizes = [tree.tree_size for tree in trees]
+    sizes = tuple(tree.tree_size for tree in trees)
     for seq, tree in zip(seqs, trees, strict=True):
         longest_path = 1 + int(tree.depths.max())
         cache.reserve(seq, tree.tree_size if scratch is None else longest_path)
@@ -141,20 +152,36 @@ def plan_pass(
     tokens = torch.cat([tree.token_ids for tree in trees])
     positions = torch.cat([n + tree.depths for n, tree in zip(lengths, trees, strict=True)])
     rows = upload(torch.stack((tokens, positions.long())), device)
+    tree_rows = TreeRows(rows[0], rows[1], upload(_stack_bits(trees), device), sizes)
+    return lay_out(cache, seqs, tree_rows, backends, scratch=scratch, widens_table=widens_table)
+
+
+def lay_out(
+    cache: LatentCache,
+    seqs: Sequence[int],
+    rows: TreeRows,
+    backends: Backends,
+    *,
+    scratch: TreeScratch | None,
+    widens_table: bool,
+) -> PassRows:
+    """Lay out the pass over trees whose rows are reserved; the arguments are as in `plan_pass`."""
+    sizes, device = rows.tree_sizes, cache.pages.device
+    lengths = [cache.length(seq) for seq in seqs]
     attention = AttentionPlan(
         cache=cache,
         scratch=scratch,
         backend=backends.attention,
         rows_backend=backends.rows,
-        linear_backend=backends.linear(len(tokens)),
+        linear_backend=backends.linear(len(rows.token_ids)),
         slots=_slots(cache, seqs, sizes, scratch),
         padded_index=_padded_index(sizes, device),
         page_table=cache.page_table(seqs, max_pages=_table_width(cache, seqs, widens_table)),
         context_lens=upload(torch.tensor(lengths, dtype=torch.int32), device),
-        ancestor_bits=upload(_stack_bits(trees), device),
+        ancestor_bits=rows.ancestor_bits,
         tree_sizes=upload(torch.tensor(sizes, dtype=torch.int32), device),
     )
-    return PassRows(rows[0], rows[1], attention, backends.moe, tuple(sizes))
+    return PassRows(rows.token_ids, rows.positions, attention, backends.moe, sizes)
 
 
 def append_chain(

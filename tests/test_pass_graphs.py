@@ -212,7 +212,7 @@ def test_trees_are_filled_up_to_the_root_and_a_power_of_two(tree_size, largest, 
 
 
 def test_what_fills_a_tree_up_is_nobodys_child_but_the_roots():
-    tree = build_draft_tree(torch.randn(7, VOCAB), root_token=3, node_budget=5)
+    tree = build_draft_tree(torch.randn(7, VOCAB), root_token=VOCAB, node_budget=5)
 
     full, root = fill_up([tree, root_tree(4)], 9)
 
@@ -221,7 +221,7 @@ def test_what_fills_a_tree_up_is_nobodys_child_but_the_roots():
     assert full.ancestor_mask()[:6, :6].equal(tree.ancestor_mask())
     assert not full.ancestor_mask()[:6, 6:].any()
     assert full.parents[6:].tolist() == [0, 0, 0]
-    assert accept(tree, torch.full((6,), 3)).path.tolist() == []  # the walk sees the tree alone
+    assert accept(tree, torch.full((6,), VOCAB)).path.tolist() == []  # the walk sees the tree alone
     assert fill_up([tree], 6)[0] is tree
 
 

@@ -143,7 +143,9 @@ def test_what_the_target_said_comes_back_bit_for_bit():
     for dtype in (torch.float32, torch.float64):
         log_probs = torch.tensor([[-1 / 3, math.nan]], dtype=dtype)
 
-        said = Verified(tokens, log_probs, torch.empty(0), (0,)).to_host([root_tree(5)])
+        said = Verified(tokens, log_probs, torch.empty(0), (0,), torch.empty(0)).to_host(
+            [root_tree(5)]
+        )
 
         assert torch.equal(said.target_tokens, tokens)
         assert said.log_probs[0, 0].item() == log_probs[0, 0].item()
