@@ -30,7 +30,7 @@ from engine.pass_graphs import Capture, Kept, capture_for
 from engine.target import Target
 from engine.whole_attention import PagedAttention
 
-MOST_BUCKETS = 4  # each keeps a context's rows, whoever else has dropped them
+MOST_BUCKETS = 4  # of batches that take turns; without a graph each keeps its context's rows
 
 
 class RunDraft(Protocol):

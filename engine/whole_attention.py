@@ -73,7 +73,7 @@ class PagedAttention:
     def at(self, lengths: Tensor) -> "PagedAttention":
         """Return the same for context rows of each sequence, [N] int64, on the device."""
         of_heads = lengths.unsqueeze(1).expand(-1, len(self.page_table) // len(lengths))
-        return replace(self, lengths=of_heads.flatten())
+        return replace(self, lengths=of_heads.flatten().contiguous())
 
     def __call__(self, queries: Tensor, rows: ContextRows, layer: int) -> Tensor:
         """Mix what the block's queries see."""

@@ -13,6 +13,7 @@ from engine.context_rows import PAGE_ROWS
 from engine.draft_graphs import MOST_BUCKETS, Bucket
 from engine.drafter import TapRows
 from engine.errors import EngineError
+from engine.planted import PlantedDrafter
 from engine.presets import random_drafter
 from tests.nano import (
     BLOCK,
@@ -24,6 +25,7 @@ from tests.nano import (
     prompt,
 )
 from tests.test_pass_graphs import both, in_fixed_outputs, poison
+from tests.test_waits import Paper
 
 WIDTH = MODELS.drafter.fc.shape[1]
 BUFFERS = ("taps", "lengths", "counts", "roots")
@@ -221,3 +223,33 @@ def test_one_capture_serves_all_steps_of_a_batch():
         engine.step(batch)
 
     assert len(captured) == 1
+
+
+class StrictPaper(Paper):
+    """Paper that also counts tensors made from what the host knows."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if operation.overloadpacket.__name__ == "lift_fresh":
+            self.waits["lift_fresh"] += 1
+        return super().__torch_dispatch__(operation, types, args, kwargs)
+
+
+@pytest.mark.parametrize("commit_length", [None, 1, BLOCK])
+def test_a_run_waits_for_nothing_and_brings_nothing_up(commit_length):
+    """A graph can capture neither. Layers that see everything are their kernel's business."""
+    plain = drafter_of(layer_types=("sliding_attention",) * 2)
+    drafter = plain
+    if commit_length is not None:
+        drafter = PlantedDrafter(plain, [[1] * 40, [2] * 40], commit_length)
+    _, kept = both(drafter)
+    batch = kept.prefill([prompt(20), prompt(7)])
+    kept.draft(batch)
+    (bucket,) = kept._run_draft.buckets.values()
+    inputs = (bucket.inputs.taps, bucket.numbers, *batch.context.rows.layers)
+
+    with StrictPaper([*plain.tensors.values(), *TARGET.tensors.values(), *inputs]) as paper:
+        drafter.complete_and_draft(batch.context.rows, bucket.inputs)
+        assert not paper.waits
+        torch.tensor([1])
+
+    assert paper.waits == {"lift_fresh": 1}
