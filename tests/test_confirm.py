@@ -1,9 +1,6 @@
 """`confirm`, `bisect` and `backfill` on real commits: worktrees, turns, provenance, and what is left behind."""
 
 import json
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -11,42 +8,38 @@ from click.testing import CliRunner
 from dashboard.asv_errors import AsvRunError
 from dashboard.asv_pairs import arena
 from dashboard.cli import main
+from tests.engine_repository import git, make_repository, plain, sleeping
 
-ROOT = Path(__file__).parent.parent
 CASE = "tree.Accept.time_accept"
-WALK = "    largest = max((tree.tree_size for tree in trees), default=0)\n"
-SLEEP = "    __import__('time').sleep(0.005)\n"
+COMMITS, CULPRIT = 17, 9  # sixteen after the first, slow from the ninth of them on
+LONG_S = 0.1  # more than what a busy machine adds
 
 
-def git(folder, *words):
-    identity = ("-c", "user.name=n", "-c", "user.email=e@example.org")
-    command = ["git", "-C", str(folder), *identity, *words]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    """Our engine and suites in a new repository of three commits: as it is, again, and a sleep."""
-    root = tmp_path / "project"
-    for name in ("engine", "benchmarks"):
-        ignored = shutil.ignore_patterns("__pycache__", "recorded", "checkpoints")
-        shutil.copytree(ROOT / name, root / name, ignore=ignored)
-    for name in ("asv.conf.json", ".gitignore"):
-        shutil.copy(ROOT / name, root / name)
-    git(root, "init", "--quiet", ".")
-    tree = root / "engine" / "draft_tree.py"
-    plain = tree.read_text(encoding="utf-8")
-    slow = plain.replace(WALK, WALK + SLEEP, 1)
-    assert slow != plain
-    for number, text in enumerate((plain, f"{plain}# again\n", slow)):
-        tree.write_text(text, encoding="utf-8")
-        git(root, "add", "--all")
-        git(root, "commit", "--quiet", "-m", f"commit {number}")
+def opened(root, texts, tmp_path, monkeypatch):
+    commits = make_repository(root, texts)
     monkeypatch.chdir(root)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setenv("DDTREE_BENCH_DB", f"sqlite:///{tmp_path / 'none.db'}")
+    return commits
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A repository of three commits: as it is, again, and a sleep."""
+    root = tmp_path / "project"
+    opened(root, (plain(), f"{plain()}# again\n", sleeping()), tmp_path, monkeypatch)
     return root
+
+
+@pytest.fixture
+def many(tmp_path, monkeypatch):
+    """A repository of many commits that sleeps from one of them on."""
+    texts = [
+        f"{plain() if number < CULPRIT else sleeping(LONG_S)}# {number}\n"
+        for number in range(COMMITS)
+    ]
+    return opened(tmp_path / "project", texts, tmp_path, monkeypatch)
 
 
 def call(*arguments):
@@ -73,6 +66,48 @@ def test_a_comment_is_no_change_of_speed(project):
     assert found.exit_code in {0, 5}, found.output
     (decision,) = json.loads(found.stdout)["cases"].values()
     assert decision["verdict"] in {"no change", "inconclusive"}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("attempt", range(10))
+def test_a_commit_does_not_differ_from_itself(project, attempt):
+    """Ten live comparisons of one commit with itself, each at its first attempt."""
+    found = call("confirm", "HEAD~2", "HEAD~2", "--profile", "history")
+
+    print(attempt, found.stdout)  # noqa: T201 - the figures of a proof
+    assert found.exit_code in {0, 5}, found.output
+    (decision,) = json.loads(found.stdout)["cases"].values()
+    assert decision["verdict"] in {"no change", "inconclusive"}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
+def test_a_sleep_among_sixteen_commits_is_found_by_bisection(many):
+    found = call("bisect", many[0], many[-1])
+
+    assert found.exit_code == 3, found.output
+    told = json.loads(found.stdout)
+    assert (told["good"], told["bad"]) == (many[CULPRIT - 1], many[CULPRIT])
+    assert told["between"] == 0
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
+def test_a_sleep_in_a_measured_history_is_found_at_its_commit(many, tmp_path):
+    url = f"sqlite:///{tmp_path / 'history.db'}"
+    runner = CliRunner()
+    words = ("backfill", f"{many[0]}..{many[-1]}", "--bench", f"^{CASE}")
+    measured = runner.invoke(main, ["--db", url, *words])
+    assert measured.exit_code == 0, measured.output
+
+    runner.invoke(main, ["--db", url, "detect"], catch_exceptions=False)
+    listed = runner.invoke(main, ["--db", url, "alerts", "list", "--json"])
+
+    print(listed.stdout)  # noqa: T201 - the figures of a proof
+    (alert,) = json.loads(listed.stdout)
+    assert (alert["commit"], alert["cause"]) == (many[CULPRIT], "code")
+    assert alert["relative_change"] > 0.5
 
 
 @pytest.mark.exhaustive
