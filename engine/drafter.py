@@ -34,10 +34,11 @@ from engine.drafter_layer import (
     attention_bias,
     block_mask,
     drafter_layer_shapes,
+    joined_names,
     read_drafter_layer,
 )
 from engine.errors import ConfigError, ShapeError
-from engine.layers import Rotary, rms_norm
+from engine.layers import Rotary, behind_each_other, rms_norm
 from engine.target import Shape, Target
 from engine.whole_attention import PagedAttention, SlicedAttention, WholeAttention
 
@@ -154,7 +155,7 @@ class Drafter:
     ) -> None:
         check_pair(config, target.config)
         self.config = config
-        self.tensors = dict(tensors)
+        self.tensors = tensors = behind_each_other(tensors, joined_names(config))
         self.target = target
         self.fc = tensors["fc.weight"]  # [hidden, num_taps * hidden]
         self.hidden_norm = tensors["hidden_norm.weight"]

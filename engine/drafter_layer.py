@@ -7,7 +7,7 @@ Source: arXiv 2602.06036; z-lab/dflash dflash/model.py; the causal form: sgl-pro
 tests/test_utils/test_dflash_mask.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from engine.config import DrafterConfig
 from engine.context_rows import ContextRows, Sight
-from engine.layers import Rotation, SwiGlu, rms_norm, rotate_half_split, swiglu_shapes
+from engine.layers import Rotation, SwiGlu, products, rms_norm, rotate_half_split, swiglu_shapes
 from engine.whole_attention import WholeAttention
 
 BIAS_ALIGNMENT = 16  # numbers from row to row of a bias that attention kernels read as it is
@@ -81,24 +81,28 @@ class DrafterLayer:
 
     def keys_and_values(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Project context or block rows `x` [M, hidden], [M, H_kv, head_dim] each."""
-        shape = (len(x), self.config.num_key_value_heads, self.config.head_dim)
-        keys = functional.linear(x, self.k_proj).view(shape)
-        keys = rotate_half_split(rms_norm(keys, self.k_norm, self.config.rms_norm_eps), rotation)
-        return keys, functional.linear(x, self.v_proj).view(shape)
+        return self._keys_and_values(products(x, self.k_proj, self.v_proj), rotation)
+
+    def _keys_and_values(self, made: Sequence[Tensor], rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Return keys, normed and rotated, and values, [M, H_kv, head_dim], of two products."""
+        keys, values = made
+        shape = (len(keys), self.config.num_key_value_heads, self.config.head_dim)
+        keys = rms_norm(keys.view(shape), self.k_norm, self.config.rms_norm_eps)
+        return rotate_half_split(keys, rotation), values.view(shape)
 
     def __call__(self, x: Tensor, block: BlockRows, rows: ContextRows) -> Tensor:
         """Map the block rows `x` [N * S, hidden]; their keys are kept for this draft (mutated)."""
         normed = rms_norm(x, self.input_layernorm, self.config.rms_norm_eps)
-        rows.write_block(self.index, *self.keys_and_values(normed, block.rotation))
-        x = x + functional.linear(self._attend(normed, block, rows), self.o_proj)
+        queries, *others = products(normed, self.q_proj, self.k_proj, self.v_proj)
+        rows.write_block(self.index, *self._keys_and_values(others, block.rotation))
+        x = x + functional.linear(self._attend(queries, block, rows), self.o_proj)
         return x + self.mlp(rms_norm(x, self.post_attention_layernorm, self.config.rms_norm_eps))
 
-    def _attend(self, x: Tensor, block: BlockRows, rows: ContextRows) -> Tensor:
-        """Attend from the normed block rows, [N * S, H * head_dim]."""
+    def _attend(self, queries: Tensor, block: BlockRows, rows: ContextRows) -> Tensor:
+        """Attend from the queries of the block's rows, like them [N * S, H * head_dim]."""
         config = self.config
         group = config.num_attention_heads // config.num_key_value_heads
         N, S, heads = rows.num_seqs, config.block_size, config.num_key_value_heads
-        queries = functional.linear(x, self.q_proj)
         queries = queries.view(N * S, config.num_attention_heads, config.head_dim)
         queries = rms_norm(queries, self.q_norm, config.rms_norm_eps)
         queries = rotate_half_split(queries, block.rotation)
@@ -132,6 +136,13 @@ def drafter_layer_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
         "self_attn.k_norm.weight": (width,),
         "post_attention_layernorm.weight": (hidden,),
     } | {f"mlp.{name}.weight": shape for name, shape in mlp.items()}
+
+
+def joined_names(config: DrafterConfig) -> Iterator[list[str]]:
+    """Name the matrices that multiply the same block rows, group by group."""
+    for index in range(config.num_hidden_layers):
+        yield [f"layers.{index}.self_attn.{name}_proj.weight" for name in ("q", "k", "v")]
+        yield [f"layers.{index}.mlp.{name}_proj.weight" for name in ("gate", "up")]
 
 
 def read_drafter_layer(

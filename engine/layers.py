@@ -6,8 +6,9 @@ far out keep their phase whatever the model's dtype.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -49,6 +50,34 @@ def joined(*weights: Weight) -> Tensor | None:
         ends += part.numel()
     shape = (sum(map(len, parts)), *first.shape[1:])
     return first.as_strided(shape, first.stride(), first.storage_offset())
+
+
+KeptT = TypeVar("KeptT", Tensor, Weight)
+
+
+def behind_each_other(
+    tensors: Mapping[str, KeptT], groups: Iterable[Sequence[str]]
+) -> dict[str, KeptT]:
+    """Return the tensors with the named matrices of each group as views of one, which is a copy.
+
+    A group stays as it is where its matrices are one already, or not all plain numbers of a dtype.
+    """
+    placed = dict(tensors)
+    for names in groups:
+        parts = [one for one in map(placed.get, names) if isinstance(one, Tensor)]
+        is_alike = len({part.dtype for part in parts}) == 1 and len(parts) == len(names)
+        if is_alike and joined(*parts) is None:
+            views = torch.split_with_sizes(torch.cat(parts), [len(part) for part in parts])
+            placed |= zip(names, views, strict=True)
+    return placed
+
+
+def products(x: Tensor, *weights: Tensor) -> Sequence[Tensor]:
+    """Multiply `x` [M, in] by the transpose of each weight, in one go where they are `joined`."""
+    whole = joined(*weights)
+    if whole is None:
+        return [functional.linear(x, weight) for weight in weights]
+    return functional.linear(x, whole).split_with_sizes([len(one) for one in weights], dim=-1)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -183,8 +212,9 @@ class SwiGlu:
         """Map `x` [M, hidden] to the same shape; `backend` is that of `skinny_linear`."""
         both = joined(self.gate_proj, self.up_proj)
         if both is None:
-            parts = [linear(x, one, backend=backend) for one in (self.gate_proj, self.up_proj)]
-            return self.down(torch.cat(parts, dim=-1), x.dtype, backend=backend)
+            gate = functional.silu(linear(x, self.gate_proj, backend=backend))
+            gated = gate * linear(x, self.up_proj, backend=backend)
+            return linear(gated, self.down_proj, backend=backend)
         return self.down(linear(x, both, backend=backend), x.dtype, backend=backend)
 
     def down(self, gated: Tensor, dtype: torch.dtype, *, backend: str) -> Tensor:

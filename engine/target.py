@@ -6,7 +6,7 @@ nothing about drafting, sampling or who owns the cache. Tensors keep their check
 except that the routed experts of a layer are stacked under one name.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import reduce
@@ -21,7 +21,15 @@ from engine.config import TargetConfig
 from engine.device import upload
 from engine.errors import RequestError
 from engine.kernels import add_norm
-from engine.layers import Rotary, Rotation, SwiGlu, joined, linear, rms_norm, swiglu_shapes
+from engine.layers import (
+    Rotary,
+    Rotation,
+    SwiGlu,
+    behind_each_other,
+    linear,
+    rms_norm,
+    swiglu_shapes,
+)
 from engine.mla import AttentionPlan, Mla
 from engine.moe import Moe, Router
 from engine.quantized import Weight, plain
@@ -129,7 +137,7 @@ class Target:
 
     def __init__(self, config: TargetConfig, tensors: Mapping[str, Weight]) -> None:
         self.config = config
-        self.tensors = tensors = _behind_each_other(config, tensors)
+        self.tensors = tensors = behind_each_other(tensors, _joined_names(config))
         self.embed_tokens = plain(tensors, "model.embed_tokens.weight")  # [V, hidden]
         self.norm = plain(tensors, "model.norm.weight")
         self.lm_head = plain(tensors, "lm_head.weight")  # [V, hidden]
@@ -288,26 +296,18 @@ def _mlp_shapes(config: TargetConfig, layer: int) -> dict[str, Shape]:
     return shapes
 
 
-def _behind_each_other(config: TargetConfig, tensors: Mapping[str, Weight]) -> dict[str, Weight]:
-    """Return the tensors with the matrices that multiply the same rows as views of one."""
-    placed = dict(tensors)
+def _joined_names(config: TargetConfig) -> Iterator[list[str]]:
+    """Name the matrices that multiply the same rows, group by group."""
     first = "q_proj" if config.q_lora_rank is None else "q_a_proj"
     gated = ("gate_proj", "up_proj")
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}"
-        mlp = [f"{prefix}.mlp.{name}.weight" for name in gated]
-        if layer >= config.first_k_dense_replace:
-            shared = gated if config.n_shared_experts else ()
-            mlp = [f"{prefix}.mlp.gate.weight"]
-            mlp += [f"{prefix}.mlp.shared_experts.{name}.weight" for name in shared]
-        attention = [f"{prefix}.self_attn.{name}.weight" for name in (first, "kv_a_proj_with_mqa")]
-        for names in (attention, mlp):
-            parts = [one for one in map(placed.get, names) if isinstance(one, Tensor)]
-            is_alike = len({part.dtype for part in parts}) == 1 and len(parts) == len(names)
-            if is_alike and joined(*parts) is None:
-                views = torch.split_with_sizes(torch.cat(parts), [len(part) for part in parts])
-                placed |= zip(names, views, strict=True)
-    return placed
+        yield [f"{prefix}.self_attn.{name}.weight" for name in (first, "kv_a_proj_with_mqa")]
+        if layer < config.first_k_dense_replace:
+            yield [f"{prefix}.mlp.{name}.weight" for name in gated]
+        elif config.n_shared_experts:
+            shared = [f"{prefix}.mlp.shared_experts.{name}.weight" for name in gated]
+            yield [f"{prefix}.mlp.gate.weight", *shared]
 
 
 def _read_layer(config: TargetConfig, tensors: Mapping[str, Weight], index: int) -> TargetLayer:
