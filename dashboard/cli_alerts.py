@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 import click
 from click.exceptions import Exit
@@ -22,6 +22,7 @@ from db.alert_queries import alert, precision, stale, untold
 from db.alert_queries import alerts as stored_alerts
 from db.alerts import BY_THE_SERVICE, LIVE, judge
 from db.change_queries import explained_alert
+from db.changes import summary
 from db.columns import AlertState
 from db.models import AlertNotice
 
@@ -171,11 +172,11 @@ def notify(app: App, /, *, dry_run: bool, **where: Unpack[_Where]) -> None:
 
 def _channels(
     webhook: str | None, mail: Sequence[str], smtp: str | None, sender: str | None
-) -> list[tuple[str, Callable[[Sequence[AlertView]], None]]]:
+) -> list[tuple[str, Callable[[dict[str, Any]], None]]]:
     """Name whom to tell, and how; all of it is checked before anybody is."""
-    found: list[tuple[str, Callable[[Sequence[AlertView]], None]]] = []
+    found: list[tuple[str, Callable[[dict[str, Any]], None]]] = []
     if webhook is not None:
-        found.append((channel_of(webhook), lambda views: post(webhook, payload(views))))
+        found.append((channel_of(webhook), partial(post, webhook)))
     if mail:
         if smtp is None or sender is None:
             raise RefusedError("mail: expected --smtp and --sender beside it, got none")
@@ -186,20 +187,23 @@ def _channels(
     return found
 
 
-def _write(server: MailServer, sender: str, to: str, views: Sequence[AlertView]) -> None:
-    send(server, message(payload(views)["text"], sender=sender, to=to))
+def _write(server: MailServer, sender: str, to: str, told: dict[str, Any]) -> None:
+    send(server, message(told["text"], sender=sender, to=to))
 
 
-def _tell(app: App, channel: str, deliver: Callable[[Sequence[AlertView]], None] | None) -> str:
+def _tell(app: App, channel: str, deliver: Callable[[dict[str, Any]], None] | None) -> str:
     """Tell one channel what it was not told; an error leaves it all untold."""
     with app.engine(must_exist=True) as engine, Session(engine) as session, session.begin():
         found = untold(session, channel)
-        if deliver is None or not found:
-            return str(payload(found)["text"]) if found else f"{channel}: nothing new to tell"
+        if not found:
+            return f"{channel}: nothing new to tell"
+        told = payload(found, lambda view: summary(explained_alert(session, view)))
+        if deliver is None:
+            return str(told["text"])
         now = dt.datetime.now(dt.UTC)
         session.add_all(AlertNotice(alert_id=one.id, channel=channel, sent_at=now) for one in found)
         session.flush()
-        deliver(found)
+        deliver(told)
     return f"{channel}: {count_text(len(found), 'alert')} told"
 
 

@@ -11,7 +11,7 @@ from dashboard.units import change_text
 from dashboard.words import case_name, count_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from db.alert_queries import AlertView
 
@@ -31,12 +31,18 @@ def channel_of(url: str) -> str:
     return f"webhook {parts.hostname}"
 
 
-def payload(views: Sequence[AlertView]) -> dict[str, Any]:
-    """Say in one text what moved, one finding a paragraph, and give the alerts beside it."""
+def payload(
+    views: Sequence[AlertView], changed: Callable[[AlertView], str] = lambda _: ""
+) -> dict[str, Any]:
+    """Say in one text what moved, one finding a paragraph, and give the alerts beside it.
+
+    `changed` says of the first alert of a finding what else changed at its commit.
+    """
     findings: dict[tuple[str, str, str], list[AlertView]] = {}
     for view in views:
         findings.setdefault(view.finding, []).append(view)
-    text = "\n".join(_paragraph(found) for found in findings.values())
+    paragraphs = (f"{_paragraph(found)}. {changed(found[0])}" for found in findings.values())
+    text = "\n".join(one.removesuffix(". ") for one in paragraphs)
     return {"text": text, "alerts": [view.to_dict() for view in views]}
 
 

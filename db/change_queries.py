@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select
 
 from db.alerts import in_order
-from db.changes import change_claims, summary
+from db.changes import change_claims, likely_cause, summary
 from db.counted import counts
 from db.models import Commit, Result, Series
 from db.moved_cases import findings
@@ -50,7 +50,10 @@ def explained(
     found = []
     for moved in findings(comparison):
         before, after = (_runs(session, commit, moved.machine) for commit in (base, head))
-        found.append(ExplainedCases(moved, tuple(_claims(before, after, moved.cases))))
+        claims = tuple(_claims(before, after, moved.cases))
+        found.append(
+            ExplainedCases(replace(moved, cause=likely_cause(moved.cause, claims)), claims)
+        )
     return found
 
 

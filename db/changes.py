@@ -20,6 +20,7 @@ from db.scaling import sweeps
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from db.change_points import Cause
     from db.evidence import Evidence, EvidencePoint
 
     Pair = tuple[EvidencePoint, EvidencePoint]
@@ -72,6 +73,21 @@ def summary(claims: Sequence[Claim]) -> str:
     held = ", ".join(words for kind, words in NOT_IT.items() if kind in kinds)
     told = [moved or "nothing that was recorded moved with it", f"not it: {held}" if held else ""]
     return " ".join(f"{one[0].upper()}{one[1:]}." for one in told if one) if claims else ""
+
+
+def likely_cause(cause: Cause, claims: Sequence[Claim]) -> Cause:
+    """Let what moved with the times decide between the causes that results alone cannot tell.
+
+    Results of two environments differ by what the machine imposes or by what the commit declares;
+    those of one may have moved with a clock, or only have become restless.
+    """
+    moved = {claim.name.removeprefix(NAMED) for claim in claims if claim.is_alarm}
+    if cause == "environment" and moved.isdisjoint({"environment", "hardware"}):
+        return "dependency" if "dependency" in moved else cause
+    if cause != "code":
+        return cause
+    kinds: tuple[Cause, ...] = ("dependency", "environment", "hardware", "clock", "noise")
+    return next((kind for kind in kinds if kind in moved), cause)
 
 
 def _surroundings(before: Evidence, after: Evidence) -> list[Claim]:

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import defaultdict
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from db.cases import Verdict
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from db.cases import CaseComparison, Comparison
+    from db.change_points import Cause
 
 ALIKE: Final = 1.5  # times the least log change of a finding, that its largest may be
 LEAST_BENCHMARKS: Final = 3  # pieces of code that no single commit touches alike
@@ -28,7 +29,7 @@ class MovedCases:
 
     machine: str
     verdict: str
-    cause: Literal["code", "environment", "hardware"]
+    cause: Cause
     relative_change: float  # the median's
     cases: tuple[str, ...]  # the largest change first
 
@@ -74,9 +75,7 @@ def _finding(comparison: Comparison, group: Sequence[CaseComparison]) -> MovedCa
     )
 
 
-def _cause(
-    comparison: Comparison, group: Sequence[CaseComparison]
-) -> Literal["code", "environment", "hardware"]:
+def _cause(comparison: Comparison, group: Sequence[CaseComparison]) -> Cause:
     """Take what was recorded to differ first; a machine of which everything moved is next."""
     if all(case.environment_differs for case in group):
         return "environment"

@@ -84,7 +84,8 @@ def alerted(tmp_path):
         assert run("ingest", str(tree.root)).exit_code == 0
         assert run("detect").exit_code == 0
         found = json.loads(run("alerts", "show", "1", "--json").stdout)
-        return found, run("alerts", "show", "1").stdout
+        told = ("alerts", "notify", "--webhook", "http://localhost/", "--dry-run")
+        return found, run("alerts", "show", "1").stdout, run(*told).stdout
 
     return show
 
@@ -96,10 +97,11 @@ def clock_of(day):
 
 
 def test_an_alert_of_a_clock_says_how_far_it_fell(alerted):
-    found, shown = alerted(slow=1 / 0.9, day_of=clock_of)
+    found, shown, notice = alerted(slow=1 / 0.9, day_of=clock_of)
 
     assert (found["cause"], found["commit"]) == ("clock", sha(STEP))
     assert found["changes"][0]["name"] == "change_of_clock"
+    assert "The SM clock changed by as much as the time: 1,980 → 1,782 MHz. Not it:" in notice
     assert "the SM clock changed by as much as the time: 1,980 → 1,782 MHz" in shown
 
 
@@ -108,15 +110,55 @@ def test_an_alert_of_a_dependency_says_which_though_its_series_begins_there(aler
         torch = "2.12.0" if day >= STEP else "2.11.0"
         return {"requirements": {"torch": torch}, "environment": f"venv-torch{torch}"}
 
-    found, shown = alerted(slow=1.2, day_of=lambda _: {}, requirements=declared)
+    found, shown, _ = alerted(slow=1.2, day_of=lambda _: {}, requirements=declared)
 
     assert (found["cause"], found["changes"][0]["name"]) == ("dependency", "change_of_dependency")
     assert "torch 2.11.0 → python 3.11, torch 2.12.0" in shown
 
 
 def test_an_alert_of_the_code_says_what_did_not_move(alerted):
-    found, shown = alerted(slow=1.2, day_of=lambda _: {})
+    found, shown, _ = alerted(slow=1.2, day_of=lambda _: {})
 
     assert found["cause"] == "code"
     assert {one["is_alarm"] for one in found["changes"]} == {False}
     assert "what it runs with is as before" in shown
+
+
+@pytest.mark.parametrize(
+    ("of_head", "cause"),
+    [
+        ({"device": {"runtime": "torch 2.12.0"}}, "dependency"),
+        ({"device": {"driver": "600.1"}}, "environment"),
+        ({"device": {"runtime": "torch 2.12.0", "driver": "600.1"}}, "environment"),
+        ({"counters": clock_of(STEP)["counters"]}, "clock"),
+        ({}, "code"),
+    ],
+)
+def test_two_commits_differ_by_what_moved_with_them(tmp_path, of_head, cause):
+    """A comparison alone sees that environments differ; telemetry says in what."""
+    tree, run = AsvTree(tmp_path / "results").benchmark(BENCHMARK), on(tmp_path / "two.db")
+    started = START_S + DAY_S
+    sides = {sha(0): (0.010, clock_of(0)), sha(1): (0.010 / 0.9, {**clock_of(0), **of_head})}
+    for commit, (value, seen) in sides.items():
+        samples = [value * (1 + step / 2000) for step in range(6)]
+        rows = {BENCHMARK: row(value, started_at=started * 1000, samples=[samples])}
+        tree.results(rows, commit, date=started * 1000)
+        for process in range(3):
+            tree.line(
+                commit=commit,
+                run_id=commit[:4],
+                pid=process + 1,
+                process_number=process,
+                median_s=samples[process],
+                samples_s=samples,
+                started_at=started + 1.0 + process,
+                ended_at=started + 1.5 + process,
+                **seen,
+            )
+        started += DAY_S
+    assert run("ingest", str(tree.root)).exit_code == 0
+
+    found = json.loads(run("compare", sha(0), sha(1), "--json").stdout)["findings"]
+
+    assert [one["cause"] for one in found] == [cause]
+    assert "changed" in found[0]["summary"] or cause == "code"
