@@ -8,6 +8,7 @@ import torch
 
 INTERPRETER_SMS = 8  # stands in for the number of SMs where there is no device
 INTERPRETER_ARCH = 0  # and for the architecture
+LEAST_CHAINED_ARCH = 90  # from which on a launch may start before the one ahead of it has ended
 
 
 @cache
@@ -25,3 +26,8 @@ def num_sms(device: torch.device) -> int:
     if device.type != "cuda":
         return INTERPRETER_SMS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def chains(device: torch.device) -> bool:
+    """Return whether a launch on a device may start before the one ahead of it has ended."""
+    return arch_of(device) >= LEAST_CHAINED_ARCH

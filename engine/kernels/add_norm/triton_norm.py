@@ -14,6 +14,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.errors import BackendError
+from engine.kernels.machine import chains
 from engine.kernels.triton_build import triton_kernel
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _launch(
     one, x = problem, problem.x
     first, second = (*one.addends, x, x)[:2]  # what is not there is never read
     hidden = x.shape[1]
-    is_chained = is_compiled or x.device.type == "cuda"
+    is_chained = is_compiled or chains(x.device)
     arguments = (
         *(x, first, second, one.norm_weight, one.total, one.normed, hidden, one.eps),
         *(x.stride(0), first.stride(0), second.stride(0)),

@@ -19,6 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.errors import BackendError
 from engine.kernels.choose_experts.problem import SCORE_SUM_EPS
+from engine.kernels.machine import chains
 from engine.kernels.triton_build import triton_kernel
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def _launch(
     problem: Problem, *, is_compiled: bool = False
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     choice, logits = problem.choice, problem.logits
-    is_chained = is_compiled or logits.device.type == "cuda"
+    is_chained = is_compiled or chains(logits.device)
     arguments = (
         *(logits, problem.bias, choice.expert_ids, choice.expert_weights),
         *(problem.num_experts, problem.scaling, logits.stride(0)),

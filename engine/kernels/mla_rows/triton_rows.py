@@ -18,6 +18,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.errors import BackendError
+from engine.kernels.machine import chains
 from engine.kernels.triton_build import triton_kernel
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _launch(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     one, C, R = problem, problem.value_dim, problem.rope_dim
     (M, H, _), Q = one.out.shape, one.up_keys.shape[1]
-    is_chained = is_compiled or one.kv_a.device.type == "cuda"
+    is_chained = is_compiled or chains(one.kv_a.device)
     arguments = (
         *(one.kv_a, one.norm_weight, one.queries, one.up_keys, one.cos, one.sin, one.slots),
         *(one.rows, one.out, M, H, Q, C, R // 2, _num_absorbing(one), one.eps),
