@@ -74,6 +74,15 @@ class PrefillAxes:
 
 
 @dataclass(frozen=True, slots=True)
+class DrafterAxes:
+    """The axes of `drafter.Draft`, in the order of its parameters."""
+
+    context_tokens: list[int]
+    context_rows: list[str]
+    drafter_contexts: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class MoeAxes:
     """The axes of `moe.MoeLayer`, in the order of its parameters."""
 
@@ -194,6 +203,16 @@ def prefill_axes(profile: Profile, device: str) -> PrefillAxes:
     contexts = [1024, 4096, 16384] if device == "cuda" else [256, 1024, 4096]
     backends = ["triton_split"] if device == "cuda" else ["reference"]
     return PrefillAxes(contexts if profile.name == "full" else [], [1, 16, 64], backends)
+
+
+def drafter_axes(profile: Profile, device: str) -> DrafterAxes:
+    """Return the axes of the drafter's suite, which only `full` has room for.
+
+    Contexts lie within the sliding window, beyond it, and beyond what YaRN was stretched from.
+    """
+    contexts = [256, 4096, 16384, 65536] if device == "cuda" else [256, 1024, 4096, 8192]
+    visited = contexts if profile.name == "full" else []
+    return DrafterAxes(visited, ["cached", "recomputed"], [0, 1024])
 
 
 def moe_axes(profile: Profile, device: str) -> MoeAxes:
