@@ -276,6 +276,11 @@ def tree_axes(profile: Profile) -> TreeAxes:
     return TreeAxes([64], [64], [64], [16])
 
 
+def tree_op_budgets(profile: Profile) -> list[int]:
+    """Return the node budgets of the tree's ops by themselves, which only `full` has room for."""
+    return [16, 64, 256, 512] if profile.name == "full" else []
+
+
 def ladder_axes(profile: Profile) -> LadderAxes:
     """Return the contexts of the ladder: of the incident's, the ends and the one of its probe.
 

@@ -1,17 +1,25 @@
 """What the draft tree costs by itself: to build it, to walk it, to compact what it leaves.
 
+`Build` and `Accept` are the host's, candidates and the copy from the device included. `Grow` and
+`Walk` are the ops that a step with trees on the device launches, behind the candidates; on CUDA
+`cuda` is the replay of a graph between two events, without the launch gap.
+
 Sizes are those of Kimi K2.6 with a block of 8: 7 draft positions, its vocabulary, 61 layers of
 latent rows of 576 elements. Logits are random and wide enough for deep trees; no drafter's.
 """
 
-from typing import ClassVar
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 
 from benchmarks._device import DEVICE
-from benchmarks._regimes import PROFILE, tree_axes
-from benchmarks._suite import CaseFacts, _Suite
+from benchmarks._regimes import PROFILE, tree_axes, tree_op_budgets
+from benchmarks._suite import CaseFacts, Clock, _Suite
+from benchmarks._timing import CudaQueue, captured, settled_clock
 from engine import DraftTree, accept_batch, build_draft_tree
+from engine.kernels import OPS, DraftTreeCase, WalkTreeCase, draft_tree, walk_tree
 from engine.kv_cache import CacheShape, LatentCache
 
 HORIZON = 7
@@ -23,6 +31,7 @@ NUM_TREES = 64  # walked in one call, so that the body is long enough to time
 WALK_VOCAB_SIZE = 1024  # a walk looks at the tree's tokens only
 LOGIT_SPREAD = 8.0
 AXES = tree_axes(PROFILE)
+BACKENDS = ["reference", "cuda"] if DEVICE == "cuda" else ["reference"]
 
 
 class Build(_Suite):
@@ -68,6 +77,65 @@ class Accept(_Suite):
     def time_accept(self, node_budget: int) -> None:
         del node_budget
         accept_batch(self.trees, self.target_tokens)
+
+
+class _TreeOp(_Suite):
+    """An op over one tree, by its backends."""
+
+    params: ClassVar[tuple[list[int], list[str]]] = (tree_op_budgets(PROFILE), BACKENDS)
+    param_names: ClassVar[list[str]] = ["node_budget", "tree_backend"]
+    window_validity = ("warm_window",) if DEVICE == "cuda" else ()
+
+    def prepare(self, call: Callable[[], Any], backend: str) -> None:
+        """Make the body of a case: one launch is captured, what reads back to the host is not."""
+        self.is_captured = backend == "cuda"
+        self.body = captured(call) if self.is_captured else call
+
+    def make_clock(self) -> Clock:
+        """Return the clock that leaves the launch gap out of a replay."""
+        if self.is_captured:
+            return settled_clock(CudaQueue(), self.body)
+        return super().make_clock()
+
+
+class Grow(_TreeOp):
+    """Build one tree from sorted candidates, in the rows of a pass."""
+
+    version = "1"
+
+    def build(self, node_budget: int, tree_backend: str) -> None:
+        self.case = DraftTreeCase("grow", "", 1, HORIZON, node_budget, node_budget, spread=4.0)
+        inputs = OPS["draft_tree"].inputs(self.case, device=DEVICE)
+        self.prepare(partial(draft_tree, **inputs, backend=tree_backend), tree_backend)
+
+    def facts(self) -> CaseFacts:
+        """Say that candidates are read and rows are written."""
+        return CaseFacts(bytes=OPS["draft_tree"].cost(self.case).bytes)
+
+    def time_grow(self, node_budget: int, tree_backend: str) -> None:
+        del node_budget, tree_backend
+        self.body()
+
+
+class Walk(_TreeOp):
+    """Walk one tree and name the rows that a commit moves."""
+
+    version = "1"
+
+    def build(self, node_budget: int, tree_backend: str) -> None:
+        rows = 1 + node_budget
+        width = min(1 + HORIZON, rows)
+        self.case = WalkTreeCase("walk", "", 1, rows, width, step=max(1, rows // HORIZON))
+        inputs = OPS["walk_tree"].inputs(self.case, device=DEVICE)
+        self.prepare(partial(walk_tree, **inputs, backend=tree_backend), tree_backend)
+
+    def facts(self) -> CaseFacts:
+        """Say that what the target says and the tree are read, and the path is written."""
+        return CaseFacts(bytes=OPS["walk_tree"].cost(self.case).bytes)
+
+    def time_walk(self, node_budget: int, tree_backend: str) -> None:
+        del node_budget, tree_backend
+        self.body()
 
 
 class Compact(_Suite):
