@@ -1,31 +1,36 @@
-// y = act(x) W^T for a few rows in bfloat16: every weight is read once, straight into the registers
-// of the matrix instruction that multiplies it.
+// y = act(x) W^T for a few rows in bfloat16: every weight is read once.
 //
-// A block owns 16 * ROW_TILES outputs, its warps share their inputs, 32 at a time in turns. Weights
-// are the rows of mma.m16n8k16 and tokens its columns, so that nine tokens are padded to sixteen
-// and not to a tile. Which inputs an instruction sums over is free as long as both operands agree: a
-// thread takes 16 bytes in a row, eight inputs, of each of its rows and of each of its tokens, and
-// they are two instructions' worth.
+// A block owns ROWS outputs; its warps share their inputs, 64 at a time in turns. Weights are the rows
+// of mma.m16n8k16 and tokens its columns, so that nine tokens are padded to sixteen and not to a
+// tile; where outputs are few, eight of an instruction's rows stay empty, and more SMs read. Which
+// inputs an instruction sums over is free as long as both operands agree: a thread takes 16 bytes in
+// a row, eight inputs, of each of its rows and of each of its tokens, two instructions' worth.
 //
-// kAhead turns of weights are on their way at any time. The first of them are asked for before the
-// grid ahead has ended (programmatic launch): weights are nobody's result. Sums are in float32; those
-// of the warps are added in their order, so that results repeat to the bit.
+// Weights, in lines of 128 bytes, come by asynchronous copies into a ring of STAGES turns that
+// belongs to the warp that reads them; halves of odd rows are exchanged so that reads meet no bank
+// twice. The first turns are asked for before the grid ahead has ended (programmatic launch): weights
+// are nobody's result. Plain tokens come beside them; those that are normalised or gated first lie
+// in shared memory ready to be multiplied, CHUNK inputs of all of them at a time. Sums are in
+// float32; those of the warps are added in their order, so that results repeat to the bit.
 //
 // act: nothing · NORM: RMS(x) * norm_weight · GATED: silu(gate) * up of x = [gate | up], rounded
 // where PyTorch rounds, both read as float32 where FLOAT_X.
 //
-// Macros: TOKENS, 8 to 32 · WARPS, 1 to 8 · ROW_TILES · NORM, GATED, FLOAT_X, FLOAT_OUT: 0 or 1.
+// Macros: TOKENS, 8 to 32 · WARPS · ROWS: 8, 16 or 32 · STAGES, of at least 2 · CHUNK: a multiple of
+// 64 * WARPS, of no meaning for plain tokens · NORM, GATED, FLOAT_X, FLOAT_OUT: 0 or 1.
 #include "ptx.cuh"
 
 constexpr int kColumns = TOKENS / 8;
-constexpr int kRows = 16 * ROW_TILES;
+constexpr int kTiles = ROWS > 16 ? 2 : 1;
+constexpr bool kIsHalf = ROWS == 8;
 constexpr int kThreads = 32 * WARPS;
+constexpr int kTurn = 64;         // inputs
+constexpr int kRow = kTurn * 2;   // bytes
+constexpr bool kIsReady = NORM || GATED;  // tokens lie in shared memory before they are multiplied
+constexpr int kWeightBytes = ROWS * kRow, kTokenBytes = TOKENS * kRow;  // of a turn
+constexpr int kStage = kWeightBytes + (kIsReady ? 0 : kTokenBytes);     // of a warp
+constexpr int kReadyBytes = kIsReady ? CHUNK / kTurn * kTokenBytes : 0;
 constexpr int kPieces = GATED ? (FLOAT_X ? 4 : 2) : 1;  // of 16 bytes that make eight inputs of x
-constexpr int kTurnRegisters = 8 * ROW_TILES + 4 * kColumns * kPieces + 4 * NORM;
-// Of what is on its way, beside the sums and what a gate takes.
-constexpr int kRegisters = 104 - 4 * ROW_TILES * kColumns - 16 * GATED;
-constexpr int kFit = kRegisters / kTurnRegisters;
-constexpr int kAhead = kFit < 1 ? 1 : (kFit > 8 ? 8 : kFit);
 
 struct Params {
   const void* x;               // [H, M, inputs], GATED: [H, M, 2 * inputs]
@@ -36,14 +41,6 @@ struct Params {
   int M, N, inputs;
   float eps;
 };
-
-__device__ __forceinline__ uint4 load_weights(const bf16_bits* from) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from));
-  return v;
-}
 
 __device__ __forceinline__ void multiply(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0,
                                          u32 b1) {
@@ -94,11 +91,6 @@ struct Piece {
     }
   }
 
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int i = 0; i < kPieces; i++) words[i] = make_uint4(0, 0, 0, 0);
-  }
-
   // The inputs of the products.
   __device__ __forceinline__ uint4 value(float scale, const uint4& norm) const {
     if constexpr (NORM) {
@@ -147,108 +139,156 @@ __device__ __forceinline__ void measure(const Params& p, const char* x, float* s
   __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(kThreads, 16 / WARPS)
+__device__ __forceinline__ uint4 shared_16(u32 address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address));
+  return v;
+}
+
+// Where piece `piece` of a turn of a row lies, from the turn's begin on.
+__device__ __forceinline__ int place(int row, int piece) {
+  return row * kRow + ((piece ^ ((row & 1) << 2)) << 4);
+}
+
+// Write the inputs [begin, begin + CHUNK) of all tokens, ready to be multiplied, turn by turn.
+__device__ __forceinline__ void make_ready(const Params& p, const char* x, unsigned char* to,
+                                           const float* scales, int begin) {
+  const int pieces = (min(CHUNK, p.inputs - begin) + kTurn - 1) / kTurn * 8;
+  for (int i = threadIdx.x; i < p.M * pieces; i += kThreads) {
+    const int token = i / pieces, piece = i - token * pieces, input = begin + piece * 8;
+    uint4 value = make_uint4(0, 0, 0, 0);  // the last turn may have half its inputs
+    if (input < p.inputs) {
+      Piece raw;
+      raw.load(x + token * p.x_row * (FLOAT_X ? 4 : 2), input, p.inputs);
+      value = raw.value(scales[token], NORM ? *reinterpret_cast<const uint4*>(p.norm + input) : value);
+    }
+    *reinterpret_cast<uint4*>(to + piece / 8 * kTokenBytes + place(token, piece % 8)) = value;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(kThreads)
     skinny_linear(const __grid_constant__ Params p) {
-  __shared__ float sums[WARPS * TOKENS * kRows];
+  extern __shared__ __align__(1024) unsigned char smem[];
   __shared__ float scales[TOKENS];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const int group = lane >> 2, own = lane & 3;  // row or column of a fragment, and place in it
-  const int first = blockIdx.x * kRows, head = blockIdx.y;
+  const int group = lane >> 2, own = lane & 3;     // row or column of a fragment, and place in it
+  const int copied = lane >> 3, piece = lane & 7;  // row, of four, and piece that this lane copies
+  const int first = blockIdx.x * ROWS, head = blockIdx.y;
   const char* x = static_cast<const char*>(p.x) + head * p.x_head * (FLOAT_X ? 4 : 2);
-  const bf16_bits* weight = p.weight + head * p.weight_head + own * 8;
+  const u32 ring = shared_address(smem) + kReadyBytes + warp * STAGES * kStage;
 
-  const bf16_bits* rows[ROW_TILES][2];
+  const bf16_bits* rows[ROWS / 4];
 #pragma unroll
-  for (int r = 0; r < ROW_TILES; r++) {
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-      const int row = first + 16 * r + 8 * half + group;
-      rows[r][half] = weight + (row < p.N ? row : p.N - 1) * p.weight_row;  // not stored beyond
-    }
+  for (int n = 0; n < ROWS / 4; ++n) {
+    const int row = first + 4 * n + copied;  // what is beyond the last is not stored
+    rows[n] = p.weight + head * p.weight_head + (row < p.N ? row : p.N - 1) * p.weight_row + piece * 8;
   }
-
-  const int turns = (p.inputs / 32 - warp + WARPS - 1) / WARPS;  // of this warp
-  uint4 a[kAhead][ROW_TILES][2];
-  uint4 norm[NORM ? kAhead : 1];
-  Piece b[kAhead][kColumns];
-  auto input_of = [&](int turn) { return (warp + turn * WARPS) * 32; };
-  auto ask_weights = [&](int slot, int turn) {
+  const auto input_of = [&](int turn) { return (warp + turn * WARPS) * kTurn; };
+  const auto copy_weights = [&](u32 stage, int turn) {
+    const int input = input_of(turn);
+    const u32 live = input + piece * 8 < p.inputs ? 16 : 0;
 #pragma unroll
-    for (int r = 0; r < ROW_TILES; r++) {
-      a[slot][r][0] = load_weights(rows[r][0] + input_of(turn));
-      a[slot][r][1] = load_weights(rows[r][1] + input_of(turn));
-    }
-    if constexpr (NORM) norm[slot] = load_weights(p.norm + own * 8 + input_of(turn));
+    for (int n = 0; n < ROWS / 4; ++n)
+      copy_16(ring + stage + n * 4 * kRow + place(copied, piece), rows[n] + (live ? input : 0), live);
   };
-  auto ask_tokens = [&](int slot, int turn) {
+  const auto copy_tokens = [&](u32 stage, int turn) {
+    if (kIsReady) return;
+    const int input = input_of(turn) + piece * 8;
 #pragma unroll
-    for (int c = 0; c < kColumns; c++) {
-      const int token = 8 * c + group;
-      if (token < p.M) {
-        const char* row = x + token * p.x_row * (FLOAT_X ? 4 : 2);
-        b[slot][c].load(row, input_of(turn) + own * 8, p.inputs);
-      } else {
-        b[slot][c].clear();
-      }
+    for (int n = 0; n < TOKENS / 4; ++n) {
+      const int token = 4 * n + copied;
+      const bool is_live = token < p.M && input < p.inputs;
+      if (4 * n < p.M)
+        copy_16(ring + stage + kWeightBytes + n * 4 * kRow + place(copied, piece),
+                x + (is_live ? token * p.x_row + input : 0) * 2, is_live ? 16 : 0);
     }
   };
 
+  const int all_turns = (p.inputs + kTurn - 1) / kTurn;
+  const int turns = (all_turns - warp + WARPS - 1) / WARPS;  // of this warp
 #pragma unroll
-  for (int slot = 0; slot < kAhead; slot++) {
-    if (slot < turns) ask_weights(slot, slot);
-  }
+  for (int s = 0; s < STAGES - 1; ++s)
+    if (s < turns) copy_weights(s * kStage, s);
   grid_wait();
   grid_let_next_start();
 #pragma unroll
-  for (int slot = 0; slot < kAhead; slot++) {
-    if (slot < turns) ask_tokens(slot, slot);
+  for (int s = 0; s < STAGES - 1; ++s) {
+    if (s < turns) copy_tokens(s * kStage, s);
+    copies_commit();
   }
   if constexpr (NORM) measure(p, x, scales, warp, lane);
-  float scale[kColumns];
-#pragma unroll
-  for (int c = 0; c < kColumns; c++) scale[c] = NORM && 8 * c + group < p.M ? scales[8 * c + group] : 0.0f;
 
-  float sum[ROW_TILES][kColumns][4] = {};
-  for (int base = 0; base < turns; base += kAhead) {
+  float sum[kTiles][kColumns][4] = {};
+  u32 stage = 0, next = (STAGES - 1) * kStage;
+  const int here = place(group, own);
+  const auto multiply_turn = [&](u32 tokens) {
 #pragma unroll
-    for (int slot = 0; slot < kAhead; slot++) {
-      const int turn = base + slot;
-      if (turn < turns) {
+    for (int half = 0; half < 2; ++half) {
+      uint4 a[kTiles], b[kTiles];
 #pragma unroll
-        for (int c = 0; c < kColumns; c++) {
-          const uint4 v = b[slot][c].value(scale[c], norm[NORM ? slot : 0]);
+      for (int r = 0; r < kTiles; ++r) {
+        const u32 at = ring + stage + r * 16 * kRow + (here ^ (half * 64));
+        a[r] = shared_16(at);
+        b[r] = kIsHalf ? make_uint4(0, 0, 0, 0) : shared_16(at + (kIsHalf ? 0 : 8 * kRow));
+      }
 #pragma unroll
-          for (int r = 0; r < ROW_TILES; r++) {
-            const uint4 &low = a[slot][r][0], &high = a[slot][r][1];
-            multiply(sum[r][c], low.x, high.x, low.y, high.y, v.x, v.y);
-            multiply(sum[r][c], low.z, high.z, low.w, high.w, v.z, v.w);
-          }
-        }
-        if (turn + kAhead < turns) {
-          ask_weights(slot, turn + kAhead);
-          ask_tokens(slot, turn + kAhead);
+      for (int c = 0; c < kColumns; ++c) {
+        const uint4 v = shared_16(tokens + c * 8 * kRow + (here ^ (half * 64)));
+#pragma unroll
+        for (int r = 0; r < kTiles; ++r) {
+          multiply(sum[r][c], a[r].x, b[r].x, a[r].y, b[r].y, v.x, v.y);
+          multiply(sum[r][c], a[r].z, b[r].z, a[r].w, b[r].w, v.z, v.w);
         }
       }
     }
+  };
+  const auto take_turn = [&](int turn, u32 ready) {
+    copies_wait<STAGES - 2>();
+    __syncwarp();
+    if (turn + STAGES - 1 < turns) {
+      copy_weights(next, turn + STAGES - 1);
+      copy_tokens(next, turn + STAGES - 1);
+    }
+    copies_commit();
+    multiply_turn(kIsReady ? ready : ring + stage + kWeightBytes);
+    next = stage;
+    stage = stage == (STAGES - 1) * kStage ? 0 : stage + kStage;
+  };
+  if constexpr (kIsReady) {
+    constexpr int kChunkTurns = CHUNK / kTurn / WARPS;  // of a warp
+    for (int begin = 0, turn = 0; begin < p.inputs; begin += CHUNK) {
+      __syncthreads();
+      make_ready(p, x, smem, scales, begin);
+      __syncthreads();
+      for (int i = 0; i < kChunkTurns && turn < turns; ++i, ++turn)
+        take_turn(turn, shared_address(smem) + (i * WARPS + warp) * kTokenBytes);
+    }
+  } else {
+    for (int turn = 0; turn < turns; ++turn) take_turn(turn, 0);
   }
 
+  copies_wait<0>();
+  __syncthreads();
+  float* sums = reinterpret_cast<float*>(smem);  // [WARPS, TOKENS, ROWS]
 #pragma unroll
-  for (int r = 0; r < ROW_TILES; r++) {
+  for (int r = 0; r < kTiles; ++r) {
 #pragma unroll
-    for (int c = 0; c < kColumns; c++) {
+    for (int c = 0; c < kColumns; ++c) {
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
+      for (int i = 0; i < 4; ++i) {
         const int token = 8 * c + 2 * own + (i & 1), row = 16 * r + group + 8 * (i >> 1);
-        sums[(warp * TOKENS + token) * kRows + row] = sum[r][c][i];
+        if (!kIsHalf || i < 2) sums[(warp * TOKENS + token) * ROWS + row] = sum[r][c][i];
       }
     }
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < p.M * kRows; i += kThreads) {
-    const int token = i / kRows, row = first + i % kRows;
+  for (int i = threadIdx.x; i < p.M * ROWS; i += kThreads) {
+    const int token = i / ROWS, row = first + i % ROWS;
     float total = 0.0f;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) total += sums[w * TOKENS * kRows + i];
+    for (int w = 0; w < WARPS; ++w) total += sums[w * TOKENS * ROWS + i];
     const i64 at = head * p.out_head + token * p.out_row + row;
     if (row < p.N) {
       if constexpr (FLOAT_OUT) {

@@ -6,7 +6,7 @@ The kernel is `csrc/skinny_linear.cu`; see there for the idea. The cut follows f
 from __future__ import annotations
 
 import ctypes
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -28,11 +28,17 @@ SOURCE = "skinny_linear.cu"
 NAME = "skinny_linear"
 ARCHS = (90, 100, 120)
 COLUMNS = 8  # tokens of the matrix instruction
-ROWS = 16  # outputs of it
-TURN_INPUTS = 32  # of a warp in a turn
-WIDE_OUTPUTS = 4096  # from which on a block takes twice the outputs: half of the tokens' traffic
-FEW_BLOCKS = 264  # two an SM: with as many, eight warps of each fill an SM's registers
-MOST_WARPS, LEAST_WARPS = 8, 4
+LEAST_INPUTS = 32  # that inputs are a multiple of
+TURN_INPUTS = 64  # of a warp in a turn
+ROW_BYTES = 2 * TURN_INPUTS
+FEW_INPUTS = 1024  # up to which a warp has few turns, whatever its block is
+FEW_OUTPUTS, MANY_OUTPUTS = 1024, 16384  # up to which a block has 8, and 16, of them
+NARROW_ARCHS = (120,)
+SHARED_BYTES, NARROW_SHARED_BYTES = (
+    227 * 1024 - 1024,
+    99 * 1024 - 1024,
+)  # of a block, less its scales
+READY_BYTES, NARROW_READY_BYTES = 98304, 49152  # of tokens that are normalised or gated
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +47,21 @@ class Cut:
 
     tokens: int
     warps: int
-    row_tiles: int
+    rows: int  # outputs of a block
+    stages: int
+    chunk: int  # inputs of tokens that are made ready at a time; 0 where they come as they are
     norm: int
     gated: int
     float_x: int
     float_out: int
 
     @property
-    def outputs(self) -> int:
-        """Outputs of a block."""
-        return ROWS * self.row_tiles
+    def shared_bytes(self) -> int:
+        """Of a block: tokens made ready and a ring for each warp, or the sums of the warps."""
+        ready = self.chunk * 2 * self.tokens
+        stage = ROW_BYTES * (self.rows + (0 if self.chunk else self.tokens))
+        sums = self.warps * self.tokens * self.rows * 4
+        return max(ready + self.warps * self.stages * stage, sums)
 
     @property
     def macros(self) -> dict[str, int]:
@@ -73,7 +84,7 @@ class Params(ctypes.Structure):
 
 def run(problem: Problem) -> None:
     """Write `out` in one launch, queued while the one ahead of it ends."""
-    run_cut(problem, cut_of(problem))
+    run_cut(problem, cut_of(problem, arch_of(problem.x.device)))
 
 
 def run_cut(problem: Problem, cut: Cut) -> None:
@@ -111,9 +122,9 @@ def _check_sizes(problem: Problem) -> None:
         )
     if rows > MOST_ROWS:
         raise BackendError(f"linear backend cuda: expected at most {MOST_ROWS} rows, got {rows}")
-    if problem.inputs % TURN_INPUTS:
+    if problem.inputs % LEAST_INPUTS:
         raise BackendError(
-            f"linear backend cuda: expected inputs in multiples of {TURN_INPUTS}, got "
+            f"linear backend cuda: expected inputs in multiples of {LEAST_INPUTS}, got "
             f"{problem.inputs}"
         )
 
@@ -127,29 +138,50 @@ def _is_aligned(tensor: Tensor) -> bool:
     return tensor.data_ptr() % COPY_BYTES == 0 and all(step % COPY_BYTES == 0 for step in steps)
 
 
-def cut_of(problem: Problem) -> Cut:
-    """Choose the cut of a problem: the fewer blocks, and the more inputs, the more warps."""
-    H, M, N = problem.out.shape
-    row_tiles = 2 if N >= WIDE_OUTPUTS else 1
-    blocks = H * -(-N // (ROWS * row_tiles))
-    warps = MOST_WARPS if blocks <= FEW_BLOCKS else LEAST_WARPS
-    while warps > 1 and 2 * warps * TURN_INPUTS > problem.inputs:  # two turns each
-        warps //= 2
-    return Cut(
-        tokens=-(-M // COLUMNS) * COLUMNS,
+def cut_of(problem: Problem, arch: int) -> Cut:
+    """Choose the cut of a problem: what an H200 was fastest with at 9 rows of a rank's products."""
+    outputs = problem.out.shape[0] * problem.out.shape[2]
+    if problem.is_gated:
+        warps, rows, stages = 8, 32, 3
+    elif problem.norm_weight is not None:
+        warps, rows, stages = 16, 16, 3
+    elif problem.inputs <= FEW_INPUTS:
+        warps, rows, stages = 4, 16, 3
+    elif outputs <= FEW_OUTPUTS:
+        warps, rows, stages = 16, 8, 3
+    else:
+        warps, rows, stages = 8, 16 if outputs <= MANY_OUTPUTS else 32, 4
+    return cut_with(problem, arch, warps=warps, rows=rows, stages=stages)
+
+
+def cut_with(problem: Problem, arch: int, *, warps: int, rows: int, stages: int) -> Cut:
+    """Return the cut with chosen warps, outputs and stages of a block."""
+    tokens = -(-problem.out.shape[1] // COLUMNS) * COLUMNS
+    is_narrow, step = arch in NARROW_ARCHS, warps * TURN_INPUTS
+    is_ready = problem.norm_weight is not None or problem.is_gated
+    fit = (NARROW_READY_BYTES if is_narrow else READY_BYTES) // (2 * tokens * step)
+    chunk = min(-(-problem.inputs // step), max(fit, 1)) * step if is_ready else 0
+    cut = Cut(
+        tokens=tokens,
         warps=warps,
-        row_tiles=row_tiles,
+        rows=rows,
+        stages=stages,
+        chunk=chunk,
         norm=int(problem.norm_weight is not None),
         gated=int(problem.is_gated),
         float_x=int(problem.x.dtype == torch.float32),
         float_out=int(problem.out.dtype == torch.float32),
     )
+    while cut.shared_bytes > (NARROW_SHARED_BYTES if is_narrow else SHARED_BYTES):
+        cut = replace(cut, stages=cut.stages - 1)
+    return cut
 
 
 def launch(problem: Problem, cut: Cut) -> Launch:
     """Return the launch: a block for its outputs, for every head."""
     H, _, N = problem.out.shape
-    return Launch((-(-N // cut.outputs), H, 1), 32 * cut.warps, follows_early=True)
+    grid = (-(-N // cut.rows), H, 1)
+    return Launch(grid, 32 * cut.warps, cut.shared_bytes, follows_early=True)
 
 
 def kernels(problem: Problem, arch: int) -> tuple[Kernel, ...]:
@@ -158,17 +190,18 @@ def kernels(problem: Problem, arch: int) -> tuple[Kernel, ...]:
         _check_sizes(problem)
     except BackendError:
         return ()
-    cut = cut_of(problem)
+    cut = cut_of(problem, arch)
 
     def build() -> Binary:
-        return Binary(compile_cubin(SOURCE, arch=f"sm_{arch}", macros=cut.macros), 0)
+        return Binary(compile_cubin(SOURCE, arch=f"sm_{arch}", macros=cut.macros), cut.shared_bytes)
 
     return (Kernel(NAME, arch, (SOURCE, cut), build),)
 
 
 @cache
 def _kernel(device: torch.device, cut: Cut) -> CudaKernel:
-    return CudaKernel(compile_cubin(SOURCE, arch=f"sm_{arch_of(device)}", macros=cut.macros), NAME)
+    cubin = compile_cubin(SOURCE, arch=f"sm_{arch_of(device)}", macros=cut.macros)
+    return CudaKernel(cubin, NAME, shared_bytes=cut.shared_bytes)
 
 
 def _params(problem: Problem) -> Params:
