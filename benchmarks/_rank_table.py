@@ -67,6 +67,7 @@ class Layout:
     moe_backend: str
     num_steps: int
     graphs: str
+    tree_backend: str
     prefill_chunk: int
     most_kernels: int  # listed of a step
 
@@ -90,6 +91,7 @@ class Planted:
             attention_backend=backend,
             moe_backend=layout.moe_backend,
             graphs=layout.graphs,
+            tree_backend=layout.tree_backend,
             max_context=context + ahead + layout.prefill_chunk,
         )
         target, num_rows = PlantedTarget(models.target), context - layout.commit_length
@@ -327,6 +329,7 @@ def layout_of(asked: argparse.Namespace) -> Layout:
         moe_backend=asked.moe_backend,
         num_steps=asked.steps,
         graphs=asked.graphs,
+        tree_backend=asked.tree_backend,
         prefill_chunk=asked.prefill_chunk,
         most_kernels=asked.kernels,
     )
@@ -343,6 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--commit-length", type=int, default=8)
     parser.add_argument("--moe-backend", default="triton")
     parser.add_argument("--graphs", default="cuda" if DEVICE == "cuda" else "off")
+    parser.add_argument("--tree-backend", default="host")
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--prefill-chunk", type=int, default=512, help="tokens; 0 leaves it out")
     parser.add_argument("--kernels", type=int, default=0, help="slowest ones to list of a step")

@@ -22,7 +22,7 @@ from tests.ranks import SMALL
 CEILINGS = Ceilings(1e9, 1e12, "measured", "bfloat16")
 LAYOUT = Layout(
     page_size=16, cache_layout="paged", commit_length=8, moe_backend="reference", num_steps=2,
-    graphs="buffers", prefill_chunk=16, most_kernels=0,
+    graphs="buffers", tree_backend="reference", prefill_chunk=16, most_kernels=0,
 )  # fmt: skip
 
 
