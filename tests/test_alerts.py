@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import shutil
 
 import pytest
 from click.testing import CliRunner
@@ -190,18 +191,23 @@ def test_a_runner_that_measured_nothing_for_long_is_stale(engine, told):
     assert [(one.what, round(one.hours)) for one in late] == [("runner laptop", 49)]
 
 
-@pytest.fixture
-def call(told, tmp_path):
-    url = f"sqlite:///{tmp_path / 'found.db'}"
-    told.add(1.2, 8)
-    runner = CliRunner()
+def on(path):
+    """The command on a database."""
+    return lambda *arguments: CliRunner().invoke(main, ["--db", f"sqlite:///{path}", *arguments])
 
-    def run(*arguments):
-        return runner.invoke(main, ["--db", url, *arguments])
 
+@pytest.fixture(scope="module")
+def detected(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("detected")
+    told, run = History(folder / "results").add(1.0, 12).add(1.2, 8), on(folder / "found.db")
     assert run("ingest", str(told.tree.root)).exit_code == 0
     assert run("detect").exit_code == 0
-    return run
+    return folder / "found.db"
+
+
+@pytest.fixture
+def call(detected, tmp_path):
+    return on(shutil.copy(detected, tmp_path / "found.db"))
 
 
 def test_a_webhook_hears_of_a_confirmed_alert_once(call, httpserver):
