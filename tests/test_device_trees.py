@@ -196,13 +196,13 @@ def test_a_step_on_a_gpu_waits_once_and_says_what_trees_of_the_host_say(_, layou
 def waits_of(body):
     """How often the host waits for the device, as PyTorch counts it."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            torch.cuda.set_sync_debug_mode("warn")  # which warns that it is young
             body()
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
     return sum("synchronizing CUDA operation" in str(one.message) for one in caught)
 
 
