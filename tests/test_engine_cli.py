@@ -217,7 +217,7 @@ def test_a_drafter_of_another_target_is_refused(capsys, byte_pair):
         (["hi", "--mode", "tree"], "mode: expected one of ddtree, dflash, ar, got 'tree'"),
         (["hi", "--cache-layout", "x"], "cache_layout: expected one of paged, hybrid, got 'x'"),
         (["hi", "--backend", "nope"], "attention_backend: expected one of reference, "),
-        (["hi", "--moe-backend", "best"], "moe_backend: expected one of reference, triton, cuda, got"),
+        (["hi", "--moe-backend", "best"], "moe_backend: expected one of reference, triton, cuda"),
         (["hi", "--moe-backend", "triton"], "backend triton: expected CUDA tensors, got cpu ones"),
         (["hi", "--moe-backend", "triton", "--regime", "2"], "backend triton: expected CUDA"),
         (["hi", "--node-budget", "0"], "node_budget: expected an integer in 1..512, got 0"),
