@@ -121,7 +121,8 @@ def test_what_is_planted_is_found_in_every_recorded_tree(sqlite_template, tmp_pa
         engine = open_database(f"sqlite:///{path}", must_exist=True)
         text = (tree / "commits.tsv").read_text(encoding="utf-8")
         has_attention = "cuda_events" in _sidecar(tree)
-        assert [line.split("\t")[2] for line in text.splitlines()] == SUBJECTS
+        subjects = {line.split("\t")[2] for line in text.splitlines()}
+        assert {SLOW_SPLIT, MENDED_SPLIT, SLOW_WALK, MENDED_WALK} <= subjects
         assert _size(tree) < 1_500_000
         check_planted(large_changes(engine, tree), has_attention=has_attention)
         engine.dispose()
