@@ -17,7 +17,11 @@ from db.session import open_database
 from tests.asv_trees import START_S, AsvTree, row
 
 RECORDED = Path(__file__).parent.parent / "benchmarks" / "recorded"
-TREES = sorted(path.parent for path in RECORDED.glob("*/commits.tsv"))
+TREES = sorted(
+    path.parent
+    for path in RECORDED.glob("*/commits.tsv")
+    if SLOW_SPLIT in path.read_text(encoding="utf-8")
+)
 SUBJECTS = [edit.subject for edit in PLAN]
 ATTENTION, WALK = "attention.TreeAttention.time_cold", "tree.Accept.time_accept"
 LARGE_REL = 0.5  # of what is planted; small real changes are anybody's
