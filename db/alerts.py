@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import select
+from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
 from db.cases import Verdict
-from db.columns import AlertState, Role
+from db.columns import AlertState, Direction, Role
 from db.errors import AlertError
 from db.frames import AnyRow
 from db.models import Alert, AlertEvent, ChangePoint, Commit, Metric, Revision, Series, User
@@ -126,7 +126,16 @@ def step(
 
 
 def _points_by_series(session: Session) -> dict[int, list[AnyRow]]:
-    """Give the change points of each series in the order of their commits."""
+    """Give the change points of each series that may open or close an alert, in their order."""
+    is_slower = (ChangePoint.after > ChangePoint.before) == (Metric.direction == Direction.LOWER)
+    is_new = and_(Alert.id.is_(None), ChangePoint.cause != NOISE, is_slower)
+    concerned = (
+        select(ChangePoint.series_id)
+        .join(Series, Series.id == ChangePoint.series_id)
+        .join(Metric, Metric.id == Series.metric_id)
+        .outerjoin(Alert, Alert.change_point_id == ChangePoint.id)
+        .where(or_(is_new, Alert.state.in_(list(LIVE))))
+    )
     query = (
         select(
             ChangePoint,
@@ -140,6 +149,7 @@ def _points_by_series(session: Session) -> dict[int, list[AnyRow]]:
         .join(Series, Series.id == ChangePoint.series_id)
         .join(Metric, Metric.id == Series.metric_id)
         .outerjoin(Alert, Alert.change_point_id == ChangePoint.id)
+        .where(ChangePoint.series_id.in_(concerned))
     )
     found: dict[int, list[AnyRow]] = defaultdict(list)
     for row in session.execute(query):

@@ -11,12 +11,12 @@ from sqlalchemy.orm import Session
 
 from dashboard.cli import main
 from db.alert_queries import alert, alerts, precision, stale
-from db.alerts import LIVE, judge, settle
+from db.alerts import LIVE, judge, settle, update_alerts
 from db.cases import Verdict
 from db.columns import AlertState
 from db.detection import detect_all
 from db.errors import AlertError
-from db.models import AlertEvent, User
+from db.models import AlertEvent, ChangePoint, User
 from db.session import downgrade, upgrade
 from tests.asv_trees import START_S
 from tests.daily_history import DAY_S, History, sha
@@ -93,6 +93,24 @@ def test_a_list_reads_the_history_of_what_it_lists_alone(engine, told):
 
     assert ([found.id for found in open_ones], one.id) == ([second], second)
     assert read == [second, second]
+
+
+def test_a_pass_reads_no_series_that_can_neither_open_nor_close_an_alert(engine, told):
+    told.add(1.2, 8).add(0.9, 8).detect(engine)
+    told_of = listed(engine)
+    read = []
+    event.listen(ChangePoint, "load", read_by := lambda row, _: read.append(row.id))
+    try:
+        with Session(engine) as session:
+            update_alerts(session, dt.datetime(2026, 12, 1, tzinfo=dt.UTC))
+            before = list(read)
+            session.execute(text("UPDATE change_points SET cause = 'noise'"))
+            session.expire_all()
+            update_alerts(session, dt.datetime(2026, 12, 1, tzinfo=dt.UTC))
+    finally:
+        event.remove(ChangePoint, "load", read_by)
+
+    assert (told_of, len(before), len(read)) == ([], 2, 2)
 
 
 def test_half_of_the_way_back_is_not_fixed(engine, told):
