@@ -35,6 +35,7 @@ from db.triage_models import (
     AlertEvent,
     Annotation,
     ChangePoint,
+    DetectorState,
     Revision,
     User,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "Ceiling",
     "ChangePoint",
     "Commit",
+    "DetectorState",
     "Exclusion",
     "Machine",
     "Metric",
@@ -210,6 +212,9 @@ class Series(Base):
     metric_id: Mapped[int] = mapped_column(ForeignKey("metrics.id"))
     machine_id: Mapped[int] = mapped_column(ForeignKey("machines.id"), index=True)
     variant_id: Mapped[int] = mapped_column(ForeignKey("variants.id"))
+    judged: Mapped[int | None] = mapped_column(
+        BigInteger, comment="digest of what the detector saw last; NULL = judge it"
+    )
 
 
 class Result(Base):

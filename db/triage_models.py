@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import CheckConstraint, ForeignKey, Index, String, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from db.columns import AlertState, Base, Key, Name, Role
+from db.columns import AlertState, Base, Digest, Key, Name, Role
 
 
 class ChangePoint(Base):
@@ -23,7 +23,21 @@ class ChangePoint(Base):
     relative_change: Mapped[float] = mapped_column(comment="(after - before) / before")
     p_value: Mapped[float]
     cause: Mapped[str] = mapped_column(String(32), comment="cause class, or unknown")
+    own_cause: Mapped[str | None] = mapped_column(
+        String(32), comment="cause told by its series alone; NULL = not found any more"
+    )
     detected_at: Mapped[dt.datetime]
+
+
+class DetectorState(Base):
+    """What the marks of judged series rest on: the only row of its table."""
+
+    __tablename__ = "detector_states"
+
+    id: Mapped[Key]
+    code: Mapped[Digest] = mapped_column(comment="of the detector; another one judges anew")
+    newest_commit_id: Mapped[int] = mapped_column(comment="last commit that was known")
+    commit_order: Mapped[Digest] = mapped_column(comment="of the commits up to that one")
 
 
 class User(Base):

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
-from db.asv_results import digest_of
+from db.cells import digest_of
 from db.models import (
     Ceiling,
     Commit,

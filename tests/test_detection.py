@@ -177,7 +177,7 @@ def test_level_that_follows_the_driver_is_the_environments(engine, tree):
 
 def test_failed_pass_stores_nothing(engine, tree, monkeypatch):
     ingest(engine, [tree.root])
-    monkeypatch.setattr("db.detection.FIELDS", ("before", "no_such_field"))
+    monkeypatch.setattr("db.found_points.FIELDS", ("before", "no_such_field"))
 
     with pytest.raises(AttributeError):
         detect_all(engine)

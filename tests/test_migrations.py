@@ -12,7 +12,7 @@ from db.models import Commit
 from db.session import check, downgrade, open_database, upgrade, writing
 
 TABLES = set(Commit.metadata.tables)
-HEAD = "0003"
+HEAD = "0004"
 
 
 def tables_at(url):
