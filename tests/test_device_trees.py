@@ -13,6 +13,7 @@ import torch
 from engine.config import EngineConfig
 from engine.decoder import Engine
 from engine.device_trees import DeviceTrees
+from engine.draft_tree import accept
 from engine.errors import BackendError, ConfigError, ShapeError
 from engine.presets import preset
 from engine.sampling import GREEDY, Sampling
@@ -65,6 +66,31 @@ def test_steps_are_those_of_trees_on_the_host(config, sampling):
     for one, other in zip(*(batch.sequences for batch in batches), strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-12)
     assert engines[1].config.mode == "ar" or max(expected.num_nodes) > 0
+
+
+@pytest.mark.parametrize("layout", [{"page_size": 1}, {"cache_layout": "hybrid"}])
+def test_rows_of_a_path_that_lies_scattered_are_moved_together(layout):
+    engines = both(planted(PROMPTS, 4), node_budget=40, **layout)
+    batches = [engine.prefill(PROMPTS) for engine in engines]
+
+    for _ in range(3):
+        steps = []
+        for engine, batch in zip(engines, batches, strict=True):
+            trees = engine.build(batch, outdone(engine.draft(batch)))
+            verified = engine.verify(batch, trees)
+            said = accept(trees[0], verified.target_tokens[0, : trees[0].tree_size])
+            steps.append((engine.commit(batch, trees, verified), said.path.tolist()))
+        assert steps[0] == steps[1]
+        assert steps[1][1][0] > 1  # never the first of its siblings
+
+    assert_state_equals_recomputation(engines[1], batches[1])
+
+
+def outdone(drafted):
+    """Drafts in which another token is a little likelier than the likeliest of each depth."""
+    best = drafted.max(-1, keepdim=True)
+    outdone_by = (best.indices + 1) % VOCAB
+    return drafted.scatter(-1, outdone_by, best.values + 0.125)
 
 
 @pytest.mark.parametrize("layout", [{}, {"cache_layout": "hybrid", "graphs": "buffers"}])
