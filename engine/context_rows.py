@@ -114,9 +114,12 @@ class ContextRows:
         """Return keys and values in the context slots, [N, H_kv, slots, head_dim] views."""
         return _keys_and_values(self.layers[layer][:, :, self.front :])
 
-    def attended(self, layer: int, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the block and of the context slots behind it, `num_rows`."""
-        first = self.front - self.block_size
+    def attended(self, layer: int, num_rows: int, *, lead: int = 0) -> tuple[Tensor, Tensor]:
+        """Return keys and values of the block and of the context slots behind it, `num_rows`.
+
+        Of these, `lead` are the unused rows just in front of the block.
+        """
+        first = self.front - self.block_size - lead
         return _keys_and_values(self.layers[layer][:, :, first : first + num_rows])
 
     def index(self, sight: Sight, seqs: Tensor, rows: Tensor) -> Tensor:

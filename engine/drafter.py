@@ -31,8 +31,6 @@ from engine.drafter_context import DrafterContext
 from engine.drafter_layer import (
     BlockRows,
     DrafterLayer,
-    attention_bias,
-    block_mask,
     drafter_layer_shapes,
     joined_names,
     read_drafter_layer,
@@ -40,7 +38,8 @@ from engine.drafter_layer import (
 from engine.errors import ConfigError, ShapeError
 from engine.layers import Rotary, behind_each_other, rms_norm
 from engine.target import Shape, Target
-from engine.whole_attention import PagedAttention, SlicedAttention, WholeAttention
+from engine.whole_attention import BlockAttention, PagedAttention, SlicedAttention
+from engine.window_attention import window_attention
 
 MASK_EMBEDDING = "mask_embedding.weight"  # optional: the target's own row of the mask otherwise
 
@@ -271,7 +270,8 @@ class Drafter:
         sights = dict.fromkeys(context.sights)
         num_slots = {sight: context.num_slots(sight) for sight in sights}
         whole = SlicedAttention(tuple(context.lengths))
-        return self._draft(context.rows, roots, self._block(lengths, num_slots, whole))
+        block = self._block(context.rows, lengths, num_slots, whole)
+        return self._draft(context.rows, roots, block)
 
     def block_tokens(self, request: DraftRequest) -> list[list[int]]:
         """Return the root of each sequence."""
@@ -305,7 +305,7 @@ class Drafter:
         lengths = inputs.lengths + inputs.counts
         num_slots = {sight: sight.num_kept(rows.capacity) for sight in rows.sights}
         whole = SlicedAttention(()) if inputs.whole is None else inputs.whole.at(lengths)
-        block = self._block(lengths, num_slots, whole)
+        block = self._block(rows, lengths, num_slots, whole)
         return Drafted(self._draft(rows, inputs.tokens[:, 0], block), features)
 
     def _draft(self, rows: ContextRows, roots: Tensor, block: BlockRows) -> Tensor:
@@ -320,18 +320,23 @@ class Drafter:
         return functional.linear(normed, self.target.lm_head).float()
 
     def _block(
-        self, lengths: Tensor, num_slots: Mapping[Sight, int], whole: WholeAttention
+        self,
+        rows: ContextRows,
+        lengths: Tensor,
+        num_slots: Mapping[Sight, int],
+        whole: BlockAttention,
     ) -> BlockRows:
         """Lay out the block behind `lengths` [N] context rows that lie in so many slots."""
         steps = torch.arange(self.config.block_size, device=lengths.device)
         positions = lengths.unsqueeze(1) + steps
         group = self.config.num_attention_heads // self.config.num_key_value_heads
-        biases = {
-            sight: attention_bias(block_mask(sight, positions, count), group, self.fc.dtype)
+        attention: dict[Sight, BlockAttention] = {
+            sight: whole
+            if sight == Sight()
+            else window_attention(sight, positions, count, rows, group)
             for sight, count in num_slots.items()
-            if sight != Sight()
         }
-        return BlockRows(self.rotary.at(positions.flatten(), self.fc.dtype), biases, whole)
+        return BlockRows(self.rotary.at(positions.flatten(), self.fc.dtype), attention)
 
     @cached_property
     def _projection(self) -> ContextProjection:

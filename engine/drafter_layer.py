@@ -10,16 +10,13 @@ tests/test_utils/test_dflash_mask.py.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
 from engine.config import DrafterConfig
 from engine.context_rows import ContextRows, Sight
 from engine.layers import Rotation, SwiGlu, products, rms_norm, rotate_half_split, swiglu_shapes
-from engine.whole_attention import WholeAttention
-
-BIAS_ALIGNMENT = 16  # numbers from row to row of a bias that attention kernels read as it is
+from engine.whole_attention import BlockAttention
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,40 +24,7 @@ class BlockRows:
     """Where the N * S rows of a block stand and what they see; made once for all layers."""
 
     rotation: Rotation
-    biases: Mapping[Sight, Tensor]  # [N, 1, group * S, S + slots], of the bounded sights
-    whole: WholeAttention  # of the layers without bounds
-
-
-def block_mask(sight: Sight, positions: Tensor, num_slots: int) -> Tensor:
-    """Return which of its own rows and of the first `num_slots` context slots a block row sees.
-
-    Parameters
-    ----------
-    sight : Sight
-    positions : [N, S] int64
-        Of the block's rows.
-    num_slots : int
-        At least those that hold rows.
-
-    Returns
-    -------
-    Tensor
-        [N, S, S + slots] bool, the block's own rows first.
-    """
-    held = sight.held(positions[:, :1], num_slots)
-    keys = torch.cat((positions, held), dim=1).unsqueeze(1)
-    return sight.sees(positions.unsqueeze(2), keys)
-
-
-def attention_bias(mask: Tensor, group: int, dtype: torch.dtype) -> Tensor:
-    """Return what is added to the scores of `group` query heads that share a key head.
-
-    `mask` is [N, S, K] bool; the bias is [N, 1, group * S, K].
-    """
-    N, S, K = mask.shape
-    padded = -(-K // BIAS_ALIGNMENT) * BIAS_ALIGNMENT
-    bias = torch.zeros(N, group, S, padded, dtype=dtype, device=mask.device)[..., :K]
-    return bias.masked_fill_(~mask.unsqueeze(1), -torch.inf).flatten(1, 2).unsqueeze(1)
+    attention: Mapping[Sight, BlockAttention]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,16 +72,9 @@ class DrafterLayer:
         queries = rotate_half_split(queries, block.rotation)
         # Queries of one key head share its rows: [N, H_kv, group * S, head_dim].
         grouped = queries.view(N, S, heads, group, config.head_dim).permute(0, 2, 3, 1, 4)
-        out = self._mix(grouped.flatten(2, 3), block, rows)
+        attention = block.attention[rows.sights[self.index]]
+        out = attention(grouped.flatten(2, 3), rows, self.index)
         return out.view(grouped.shape).permute(0, 3, 1, 2, 4).reshape(N * S, -1)
-
-    def _mix(self, queries: Tensor, block: BlockRows, rows: ContextRows) -> Tensor:
-        """Mix the values that the queries [N, H_kv, group * S, head_dim] see, like them."""
-        bias = block.biases.get(rows.sights[self.index])
-        if bias is None:
-            return block.whole(queries, rows, self.index)
-        keys, values = rows.attended(self.index, bias.shape[-1])
-        return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
 
 
 def drafter_layer_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:

@@ -20,8 +20,8 @@ from engine.kernels import tree_attention
 WORD_BITS = 32  # of the words that say whom a row of a block sees
 
 
-class WholeAttention(Protocol):
-    """Attention of layers without bounds."""
+class BlockAttention(Protocol):
+    """Attention of a block in layers of one sight."""
 
     def __call__(self, queries: Tensor, rows: ContextRows, layer: int) -> Tensor:
         """Mix what the block's `queries` [N, H_kv, group * S, head_dim] see, like them."""

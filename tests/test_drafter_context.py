@@ -10,9 +10,9 @@ from engine.config import DrafterConfig
 from engine.context_rows import PAGE_ROWS, REWIND_ROWS, Sight
 from engine.drafter import DraftRequest, TapRows
 from engine.drafter_context import DrafterContext
-from engine.drafter_layer import block_mask
 from engine.errors import CacheError, ConfigError
 from engine.presets import preset, random_drafter
+from engine.window_attention import block_mask
 from tests.drafts import NANO, random_taps, request
 from tests.kimi import KIMI_DRAFTER
 
