@@ -48,8 +48,13 @@ def explained(
 ) -> list[ExplainedCases]:
     """Group the flagged cases of two commits, and say of each group what changed with it."""
     found = []
-    for moved in findings(comparison):
-        before, after = (_runs(session, commit, moved.machine) for commit in (base, head))
+    grouped = findings(comparison)
+    runs = {
+        machine: [_runs(session, commit, machine) for commit in (base, head)]
+        for machine in {moved.machine for moved in grouped}
+    }
+    for moved in grouped:
+        before, after = runs[moved.machine]
         claims = tuple(_claims(before, after, moved.cases))
         found.append(
             ExplainedCases(replace(moved, cause=likely_cause(moved.cause, claims)), claims)
