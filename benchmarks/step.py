@@ -110,7 +110,8 @@ class RankStep(_StepSuite):
     ]
     rank: ClassVar[Rank] = RANKS["kimi-k2.6-tp8-rank"]
     dtype: ClassVar[torch.dtype] = torch.bfloat16
-    moe_backend: ClassVar[str] = "triton" if DEVICE == "cuda" else "reference"
+    moe_backend: ClassVar[str] = "cuda" if DEVICE == "cuda" else "reference"
+    tree_backend: ClassVar[str] = "cuda" if DEVICE == "cuda" else "host"
     graphs: ClassVar[str] = "cuda" if DEVICE == "cuda" else "off"
 
     def build(
@@ -130,6 +131,7 @@ class RankStep(_StepSuite):
             cache_layout=cache_layout,
             attention_backend=attention_backend,
             moe_backend=self.moe_backend,
+            tree_backend=self.tree_backend,
             graphs=self.graphs,
             max_context=context_tokens + 4 * self.rank.drafter.block_size,
         )

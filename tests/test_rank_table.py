@@ -112,15 +112,26 @@ def test_memory_is_what_was_counted(models):
     assert total == pytest.approx(3 * 48 * 2 * 100_000 / 1e9, abs=0.02)
 
 
-def test_the_table_of_experts_has_a_line_for_each_number_of_tokens():
-    lines = _moe_table.table(rank_layer(SMALL.target, "cpu"), [1, 9], "reference", 2)
+def test_the_table_of_experts_has_a_line_for_each_number_of_tokens(tmp_path, capsys):
+    kept = tmp_path / "moe.json"
+    small = rank_layer(SMALL.target, "cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_moe_table, "rank_layer", lambda *_: small)
+        asked = ["--tokens", "1", "9", "--rounds", "2", "--json", str(kept)]
+        assert _moe_table.main(asked) == 0
 
-    cells = [line.split() for line in lines[1:]]
-    assert [cell[:2] for cell in cells] == [["1", "4"], ["9", cells[1][1]]]
-    assert 4 < int(cells[1][1]) <= 16
+    cells = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [cell[:3] for cell in cells] == [
+        ["1", "reference", "4"], ["9", "reference", cells[1][2]]
+    ]  # fmt: skip
+    assert 4 < int(cells[1][2]) <= 16
     for cell in cells:
-        layer_us, token_us = float(cell[3]), float(cell[9])
+        layer_us, token_us = float(cell[4]), float(cell[10])
         assert token_us == pytest.approx(layer_us / int(cell[0]), abs=0.07)  # both are rounded
+    facts = json.loads(kept.read_text())
+    assert [(row["num_tokens"], row["num_hit"]) for row in facts["rows"]] == [
+        (1, 4), (9, int(cells[1][2]))
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("named", [[], ["kimi-k2.6-tp8-rank"]])
