@@ -12,7 +12,7 @@ import click
 
 from dashboard.asv_errors import AsvFailedError, AsvRunError
 from dashboard.cli_notices import NoticeError
-from dashboard.github_errors import GitHubInputError, GitHubServiceError
+from dashboard.forge_errors import ForgeInputError, ForgeServiceError
 from dashboard.words import case_name
 from db.compare import Verdict
 from db.errors import DbError
@@ -73,8 +73,8 @@ ERRORS: Final[tuple[tuple[type[Exception], ExitCode], ...]] = (
     (AsvRunError, ExitCode.BAD_INPUT),
     (DbError, ExitCode.BAD_INPUT),
     (NoticeError, ExitCode.INTERNAL),
-    (GitHubInputError, ExitCode.BAD_INPUT),
-    (GitHubServiceError, ExitCode.INTERNAL),
+    (ForgeInputError, ExitCode.BAD_INPUT),
+    (ForgeServiceError, ExitCode.INTERNAL),
 )
 
 _KNOWN: Final = tuple(kind for kind, _ in ERRORS)

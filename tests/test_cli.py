@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dashboard import cli_exit, github_errors
+from dashboard import cli_exit, forge_errors
 from dashboard.cli import main
 from dashboard.cli_exit import ExitCode
 from dashboard.pr_comment import MARKER
@@ -90,7 +90,7 @@ def test_comparison_of_nothing_means_missing_results():
     assert cli_exit.exit_code(nothing) == ExitCode.FAILED
 
 
-@pytest.mark.parametrize("root", [errors.DbError, github_errors.GitHubError])
+@pytest.mark.parametrize("root", [errors.DbError, forge_errors.ForgeError])
 def test_every_typed_error_has_an_exit_status(root):
     def below(kind):
         return [kind, *(deeper for one in kind.__subclasses__() for deeper in below(one))]

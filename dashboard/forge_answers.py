@@ -1,11 +1,11 @@
-"""GitHub's answers as records: what is read from them, and nothing believed unchecked."""
+"""A forge's answers as records: what is read from them, and nothing believed unchecked."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dashboard.github_errors import AnswerError
+from dashboard.forge_errors import AnswerError
 
 if TYPE_CHECKING:
     import httpx
@@ -83,5 +83,7 @@ def read_comment(item: object) -> Comment:
 def read_pull_request(item: object) -> PullRequest:
     """Return one entry of a list of pull requests."""
     return PullRequest(
-        _int(item, "number"), base=read_str(item, "base", "sha"), head=read_str(item, "head", "sha")
+        _int(item, "number"),
+        base=read_str(item, "base", "sha"),
+        head=read_str(item, "head", "sha"),
     )
