@@ -6,6 +6,7 @@ query that a page or a command makes. Prints a table, and JSON with `--json`.
 """
 
 import argparse
+import datetime as dt
 import json
 import math
 import random
@@ -21,13 +22,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from sqlalchemy import Engine, func, select, text
+from sqlalchemy import Engine, func, select, text, update
 from sqlalchemy.orm import Session
 
-from db import queries
+from db import alert_queries, queries
 from db.baselines import baseline
-from db.detection import detect_all
-from db.errors import DbError, UnknownCommitError
+from db.columns import AlertState, OrderBasis
+from db.detection import DetectionReport, detect_all
+from db.errors import DbError
+from db.exclusions import exclusions
 from db.ingest import ingest
 from db.models import Commit, Result, Sample, Series
 from db.session import open_database
@@ -74,7 +77,9 @@ class Measured:
     one_run_s: float  # storing one more commit
     bytes_stored: int
     bytes_per_result: float
-    detect_s: float | None
+    detect_s: float | None  # of everything
+    detect_cpu_s: float | None
+    detect_again_s: float | None  # with one benchmark's results of one more commit
     change_points: int | None
     queries_s: dict[str, float]  # medians
     peak_memory_bytes: int
@@ -130,79 +135,124 @@ def measure(url: str, shape: Shape, folder: Path, *, detecting: bool) -> Measure
     """Store a tree of this shape in an empty database and time what follows."""
     write_tree(folder / "all", shape)
     write_tree(folder / "one", Shape(shape.series, 1, shape.samples), first=shape.commits)
+    write_tree(folder / "few", Shape(CASES, 1, shape.samples), first=shape.commits + 1)
     engine = open_database(url, must_exist=False)
     with engine.connect() as connection:
         if connection.scalar(select(func.count(Commit.id))):
             raise CapacityError("database: expected an empty one, got results in it")
-    cpu_before = time.process_time()
-    ingest_s = _seconds(lambda: ingest(engine, [folder / "all"]))
-    cpu_s = time.process_time() - cpu_before
-    again_s = _seconds(lambda: ingest(engine, [folder / "all"]))
-    one_run_s = _seconds(lambda: ingest(engine, [folder / "one"]))
+    ingest_s, ingest_cpu_s = _seconds(lambda: ingest(engine, [folder / "all"]))
+    again_s, _ = _seconds(lambda: ingest(engine, [folder / "all"]))
+    one_run_s, _ = _seconds(lambda: ingest(engine, [folder / "one"]))
+    _rank(engine)
     _settle(engine)
     size = _size(engine)
-    points: list[int] = []
-    detect_s = (
-        _seconds(lambda: points.append(detect_all(engine).change_points)) if detecting else None
-    )
     with Session(engine) as session:
-        timed = dict(_timed_queries(session))
         results = session.scalar(select(func.count(Result.id))) or 0
         samples = session.scalar(select(func.count()).select_from(Sample)) or 0
+    detected = _detection(engine, folder / "few") if detecting else _Detected()
+    with Session(engine) as session:
+        timed = dict(_timed_queries(session))
     engine.dispose()
     return Measured(
         results=results,
         samples=samples,
         ingest_s=ingest_s,
         results_per_s=shape.results / ingest_s,
-        ingest_cpu_s=cpu_s,
+        ingest_cpu_s=ingest_cpu_s,
         again_s=again_s,
         one_run_s=one_run_s,
         bytes_stored=size,
         bytes_per_result=size / results,
-        detect_s=detect_s,
-        change_points=points[0] if points else None,
+        detect_s=detected.all_s,
+        detect_cpu_s=detected.all_cpu_s,
+        detect_again_s=detected.again_s,
+        change_points=detected.change_points,
         queries_s=timed,
         peak_memory_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Detected:
+    """What detection took, if it was asked for."""
+
+    all_s: float | None = None
+    all_cpu_s: float | None = None
+    again_s: float | None = None
+    change_points: int | None = None
+
+
+def _detection(engine: Engine, few: Path) -> _Detected:
+    """Time a pass over everything, and one after a few new results."""
+    all_s, all_cpu_s = _seconds(lambda: detect_all(engine))
+    ingest(engine, [few])
+    reports: list[DetectionReport] = []
+    again_s, _ = _seconds(lambda: reports.append(detect_all(engine)))
+    return _Detected(all_s, all_cpu_s, again_s, reports[0].change_points)
 
 
 def _timed_queries(session: Session) -> Iterator[tuple[str, float]]:
     """Time every query of a page or command; the first call of each warms the caches."""
     newest = session.scalars(select(Commit.sha).order_by(Commit.id.desc())).first() or ""
     one = session.scalars(select(Series.id).order_by(Series.id.desc())).first() or 0
+    head = (
+        session.scalars(
+            select(Commit.sha)
+            .join(Result, Result.commit_id == Commit.id)
+            .where(Result.series_id == one)
+            .order_by(Commit.id.desc())
+        ).first()
+        or newest
+    )
+    every, now = list(AlertState), dt.datetime.now(dt.UTC)
     asked: dict[str, Callable[[], object]] = {
         "data_version": lambda: queries.data_version(session),
         "overview": lambda: queries.overview(session),
         "machines": lambda: queries.machines(session),
         "commits": lambda: queries.commits(session),
+        "commits of a machine": lambda: queries.commits(session, "bench"),
         "series": lambda: queries.series(session),
         "series of a benchmark": lambda: queries.series(
             session, benchmark="suite.Suite0.time_case"
         ),
         "history of a series": lambda: queries.history(session, one),
         "change points of a series": lambda: queries.change_points(session, one),
-        "results of a commit": lambda: queries.case_results(session, newest),
+        "results of a commit": lambda: queries.case_results(session, head),
         "resolve a commit": lambda: queries.resolve_commit(session, newest[:8]),
-        "baseline of a commit": lambda: _baseline(session, newest),
+        "baseline of a commit": lambda: baseline(session, newest),
         "windows of a series": lambda: queries.windows(session, series_id=one),
+        "evidence of a commit": lambda: queries.evidence(session, commit=newest),
+        "evidence of a series": lambda: queries.evidence(session, series=one),
+        "all evidence": lambda: queries.evidence(session),
+        "alerts": lambda: alert_queries.alerts(session, every),
+        "alerts to tell": lambda: alert_queries.untold(session, "nobody"),
+        "precision of alerts": lambda: alert_queries.precision(session),
+        "stale runners": lambda: alert_queries.stale(session, hours=1.0, now=now),
+        "exclusions": lambda: exclusions(session),
     }
     for name, ask in asked.items():
         ask()
-        yield name, median(_seconds(ask) for _ in range(REPEATS))
+        yield name, median(_seconds(ask)[0] for _ in range(REPEATS))
 
 
-def _baseline(session: Session, commit: str) -> str | None:
-    try:
-        return baseline(session, commit)
-    except UnknownCommitError:
-        return None  # the tree has no repository: the look-up still took its time
-
-
-def _seconds(act: Callable[[], object]) -> float:
-    started = time.perf_counter()
+def _seconds(act: Callable[[], object]) -> tuple[float, float]:
+    """Time an act by the clock and by this process's own CPU, which a busy machine adds less to."""
+    started, cpu = time.perf_counter(), time.process_time()
     act()
-    return time.perf_counter() - started
+    return time.perf_counter() - started, time.process_time() - cpu
+
+
+def _rank(engine: Engine) -> None:
+    """Order the commits as a repository would, so that none falls back to dates."""
+    with engine.begin() as connection:
+        connection.execute(
+            update(Commit).values(
+                order_basis=OrderBasis.REPOSITORY,
+                branch="main",
+                position=Commit.id,
+                merge_base_position=Commit.id - 1,
+            )
+        )
 
 
 def _settle(engine: Engine) -> None:
@@ -233,17 +283,22 @@ def _folder() -> Iterator[Path]:
 def _text(url: str, found: Measured) -> str:
     slowest = max(found.queries_s, key=found.queries_s.__getitem__)
     stored, peak = found.bytes_stored / 2**20, found.peak_memory_bytes / 2**20
+    per_cpu = found.results_per_s * found.ingest_s / found.ingest_cpu_s
     lines = [
         f"{url.partition(':')[0]}: {found.results} results, {found.samples} samples",
         f"ingest        {found.ingest_s:8.1f} s  {found.results_per_s:,.0f} results/s",
-        f"its own CPU   {found.ingest_cpu_s:8.1f} s",
+        f"its own CPU   {found.ingest_cpu_s:8.1f} s  {per_cpu:,.0f} results/s",
         f"the same again{found.again_s:8.1f} s",
         f"one more run  {found.one_run_s:8.2f} s",
         f"on disk       {stored:8.0f} MiB  {found.bytes_per_result:.0f} B/result",
         f"peak memory   {peak:8.0f} MiB",
     ]
     if found.detect_s is not None:
-        lines.append(f"detection     {found.detect_s:8.1f} s  {found.change_points} change points")
+        lines += [
+            f"detection     {found.detect_s:8.1f} s  {found.change_points} change points",
+            f"its own CPU   {found.detect_cpu_s:8.1f} s",
+            f"after few more{found.detect_again_s:8.1f} s",
+        ]
     lines += [f"{name:28}{1000 * value:8.1f} ms" for name, value in found.queries_s.items()]
     return "\n".join([*lines, f"slowest query: {slowest}"])
 

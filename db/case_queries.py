@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from sqlalchemy import or_, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from db.cases import CaseKey, CaseResult
+from db.columns import Status
 from db.counted import counts
 from db.errors import UnknownCommitError
 from db.frames import AnySelect
@@ -28,6 +29,7 @@ from db.models import (
     Variant,
     Window,
 )
+from db.partition import Logs, median
 from db.session import chunks
 
 # A series' noise is learned from the results nearest before a commit, at most this many commits.
@@ -167,28 +169,29 @@ def _noise(session: Session, commit: Commit, series_ids: set[int]) -> dict[int, 
     rank = Commit.committed_at if commit.position is None else Commit.position
     newest = near.add_columns(rank).order_by(rank.desc()).limit(NOISE_COMMITS)
     ids = [commit_id for commit_id, _ in session.execute(newest)]
-    query = (
-        select(Result.series_id, Result.value)
-        .join(Commit, Commit.id == Result.commit_id)
-        .where(
-            Result.commit_id.in_(ids),
-            counts(),
-            Result.status == "ok",
-            or_(Result.value < 0, Result.value > 0),
-        )
-        .order_by(rank, Result.started_at_ms, Result.id)
+    places = {commit_id: place for place, commit_id in enumerate(reversed(ids))}
+    query = select(
+        Result.series_id, Result.commit_id, Result.started_at_ms, Result.id, Result.value
     )
-    values: dict[int, list[float]] = defaultdict(list)
-    for series_id, value in session.execute(query):
-        if value is not None and series_id in series_ids:
-            values[series_id].append(value)
+    query = query.where(Result.commit_id.in_(ids), counts(), Result.status == Status.OK)
+    # Sorted here: a database would join and sort tens of thousands of rows for it.
+    rows = [
+        (row[0], places[row[1]], row[2] or 0, row[3], row[4])
+        for row in session.connection().execute(query)
+        if row[4] and row[0] in series_ids
+    ]
+    if not rows:
+        return {}
+    table = np.asarray(rows, dtype=np.float64)
+    table = table[np.lexsort(table.T[3::-1])]
+    edges = np.flatnonzero(np.diff(table[:, 0])) + 1
     return {
-        series_id: _difference_sigma(np.asarray(found))
-        for series_id, found in values.items()
+        int(found[0, 0]): _difference_sigma(found[:, -1])
+        for found in np.split(table, edges)
         if len(found) >= NOISE_LEAST_RESULTS
     }
 
 
-def _difference_sigma(values: np.ndarray[Any, np.dtype[np.float64]]) -> float:
+def _difference_sigma(values: Logs) -> float:
     differences = np.abs(np.diff(values)) / np.abs(values[:-1])
-    return float(MAD_TO_SIGMA * np.median(differences) / np.sqrt(2))
+    return float(MAD_TO_SIGMA * median(differences) / np.sqrt(2))

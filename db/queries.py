@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
-from sqlalchemy import Select, func, or_, select
+from sqlalchemy import Select, func, or_, select, true
 from sqlalchemy.orm import Session
 
 from db.case_queries import case_results
@@ -120,6 +120,12 @@ def series(
     session: Session, *, benchmark: str | None = None, machine: str | None = None
 ) -> pd.DataFrame:
     """List the series with how many results each has and its newest commit."""
+    wanted = select(Series.id)
+    if benchmark is not None:
+        wanted = wanted.join(Benchmark).where(Benchmark.name == benchmark)
+    if machine is not None:
+        wanted = wanted.join(Machine).where(Machine.name == machine)
+    is_wanted = true() if benchmark is machine is None else Result.series_id.in_(wanted)
     counted = (
         select(
             Result.series_id,
@@ -127,7 +133,7 @@ def series(
             func.max(Commit.committed_at).label("last_date"),
         )
         .join(Commit, Commit.id == Result.commit_id)
-        .where(counts())
+        .where(counts(), is_wanted)
         .group_by(Result.series_id)
         .subquery()
     )
@@ -153,10 +159,6 @@ def series(
             counted.c.last_date,
         )
     ).join(counted, counted.c.series_id == Series.id)
-    if benchmark is not None:
-        query = query.where(Benchmark.name == benchmark)
-    if machine is not None:
-        query = query.where(Machine.name == machine)
     rows = session.execute(query.order_by(Benchmark.name, Series.id)).all()
     frame = frame_of(rows, SERIES_COLUMNS)
     frame["direction"] = frame["direction"].astype(str)

@@ -58,6 +58,9 @@ WINDOW_COLUMNS = (
     "source",
 )
 
+# Few results have windows; without the hint SQLite may look at a million for theirs.
+_WITH_WINDOWS = select(Window.result_id).where(Window.result_id.is_not(None))
+
 
 @dataclass(frozen=True, slots=True)
 class _Details:
@@ -155,7 +158,7 @@ def _evidence_rows() -> AnySelect:
         .join(Machine, Machine.id == Series.machine_id)
         .join(Variant, Variant.id == Series.variant_id)
         .join(Benchmark, Benchmark.id == Series.benchmark_id)
-        .where(counts(include_dirty=True))
+        .where(counts(include_dirty=True), Result.id.in_(_WITH_WINDOWS))
         .order_by(Benchmark.name, Series.id, Window.started_at_s)
     )
 

@@ -1,6 +1,7 @@
 """The measurement of the store's capacity says what it stored and what each step took."""
 
 import json
+import re
 
 import pytest
 
@@ -23,13 +24,18 @@ def test_a_small_store_is_measured_as_a_large_one_is(
     assert all(seconds > 0 for seconds in found["queries_s"].values())
 
 
-def test_the_slowest_query_is_named(tmp_path, capsys, monkeypatch):
+def test_every_query_is_printed_with_its_time_and_detection_with_its_cpu(
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     url = f"sqlite:///{tmp_path / 'a.db'}"
 
-    main(["--db", url, "--series", "100", "--commits", "1", "--no-detection"])
+    main(["--db", url, "--series", "100", "--commits", "1"])
 
-    assert "slowest query: " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "slowest query: " in printed
+    assert {"stale runners", "all evidence"} <= set(re.findall(r"(?m)^(.+?) +\d+\.\d ms$", printed))
+    assert len(re.findall("its own CPU|after few more", printed)) == 3
     open_database(url, must_exist=True).dispose()
     with pytest.raises(CapacityError, match="expected an empty one"):
         main(["--db", url, "--series", "100", "--commits", "1", "--no-detection"])
