@@ -186,6 +186,7 @@ def _detection(engine: Engine, few: Path) -> _Detected:
     """Time a pass over everything, and one after a few new results."""
     all_s, all_cpu_s = _seconds(lambda: detect_all(engine))
     ingest(engine, [few])
+    _rank(engine)
     reports: list[DetectionReport] = []
     again_s, _ = _seconds(lambda: reports.append(detect_all(engine)))
     return _Detected(all_s, all_cpu_s, again_s, reports[0].change_points)
