@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from sqlalchemy import String, bindparam, cast, func, select, update
+from sqlalchemy import bindparam, select, update
 
 from db import (
     change_points,
@@ -26,6 +26,7 @@ from db import (
 )
 from db.cells import digest_of
 from db.counted import counts
+from db.frames import listed, numbers
 from db.models import DetectorState, Result, Series, Window
 from db.registry import table_of
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
-    from sqlalchemy.orm import InstrumentedAttribute, Session
+    from sqlalchemy.orm import Session
 
     from db.commit_places import CommitPlaces
     from db.detection_inputs import Case
@@ -126,36 +127,28 @@ class _Seen:
 def _seen(session: Session) -> dict[int, _Seen]:
     """Look at all that counts of every series; a database lists numbers fastest as one text."""
     results = (
-        select(Result.series_id, _listed(Result.id), _listed(Result.commit_id))
+        select(Result.series_id, listed(Result.id), listed(Result.commit_id))
         .where(counts())
         .group_by(Result.series_id)
     )
     windows = (
-        select(Result.series_id, _listed(Window.id), _listed(Window.result_id))
-        .add_columns(_listed(Window.runner_environment_id))
+        select(Result.series_id, listed(Window.id), listed(Window.result_id))
+        .add_columns(listed(Window.runner_environment_id))
         .join(Window, Window.result_id == Result.id)
         .where(counts())
         .group_by(Result.series_id)
     )
     found: dict[int, _Seen] = {}
     for series_id, ids, commits in session.execute(results):
-        found[series_id] = _Seen((_digest(ids),), _numbers(commits))
+        found[series_id] = _Seen((_digest(ids),), numbers(commits))
     for series_id, *columns in session.execute(windows):
         one = found[series_id]
         found[series_id] = _Seen((*one.marks, _digest(*columns)), one.commits)
     return found
 
 
-def _listed(column: InstrumentedAttribute[int] | InstrumentedAttribute[int | None]) -> Any:  # noqa: ANN401 - an aggregate
-    return func.aggregate_strings(cast(column, String), ",")
-
-
-def _numbers(listed: str) -> NDArray[np.int64]:
-    return np.fromstring(listed, dtype=np.int64, sep=",")
-
-
-def _digest(*listed: str) -> int:
+def _digest(*columns_listed: str) -> int:
     """Give a number for a set of rows, in whichever order the database listed their columns."""
-    columns = np.stack([_numbers(one) for one in listed])
+    columns = np.stack([numbers(one) for one in columns_listed])
     ordered = columns[:, np.lexsort(columns[::-1])]
     return digest_of(ordered.tobytes())

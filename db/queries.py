@@ -5,9 +5,11 @@ rank where every commit of a series has one of the same kind, else by date; `ord
 which.
 """
 
+import datetime as dt
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from sqlalchemy import Select, func, or_, select, true
 from sqlalchemy.orm import Session
@@ -16,7 +18,7 @@ from db.case_queries import case_results
 from db.columns import OrderBasis
 from db.counted import counts
 from db.errors import UnknownCommitError, UnknownSeriesError
-from db.frames import AnyRow, frame_of, with_names
+from db.frames import AnyRow, frame_of, listed, numbers, with_names
 from db.labels import environment_label
 from db.models import (
     Alert,
@@ -127,21 +129,10 @@ def series(
         wanted = wanted.join(Machine).where(Machine.name == machine)
     is_wanted = true() if benchmark is machine is None else Result.series_id.in_(wanted)
     counted = (
-        select(
-            Result.series_id,
-            func.count().label("results"),
-            func.max(Commit.committed_at).label("last_date"),
-        )
-        .join(Commit, Commit.id == Result.commit_id)
+        select(Result.series_id, func.count().label("results"), listed(Result.commit_id))
         .where(counts(), is_wanted)
         .group_by(Result.series_id)
         .subquery()
-    )
-    last_commit = (
-        select(func.max(Commit.sha))
-        .join(Result, Result.commit_id == Commit.id)
-        .where(Result.series_id == Series.id, Commit.committed_at == counted.c.last_date)
-        .scalar_subquery()
     )
     query = with_names(
         select(
@@ -154,15 +145,25 @@ def series(
             Metric.direction,
             Machine.name,
             Variant.label,
-            counted.c.results,
-            last_commit,
-            counted.c.last_date,
+            *list(counted.c)[1:],
         )
     ).join(counted, counted.c.series_id == Series.id)
     rows = session.execute(query.order_by(Benchmark.name, Series.id)).all()
-    frame = frame_of(rows, SERIES_COLUMNS)
+    newest = _newest(session, [row[-1] for row in rows])
+    named = [(*row[:-1], *commit) for row, commit in zip(rows, newest, strict=True)]
+    frame = frame_of(named, SERIES_COLUMNS)
     frame["direction"] = frame["direction"].astype(str)
     return frame
+
+
+def _newest(session: Session, commits_listed: Sequence[str]) -> list[tuple[str, dt.datetime]]:
+    """Give hash and date of the newest commit of each list of their ids."""
+    rows = session.execute(select(Commit.committed_at, Commit.sha, Commit.id)).all()
+    ranked = sorted(rows, key=lambda row: (row.committed_at, row.sha))
+    place = np.zeros(1 + max((row.id for row in ranked), default=0), dtype=np.int64)
+    place[[row.id for row in ranked]] = range(len(ranked))
+    newest = [ranked[place[numbers(one)].max()] for one in commits_listed]
+    return [(row.sha, row.committed_at) for row in newest]
 
 
 def history(
