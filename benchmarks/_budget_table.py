@@ -7,9 +7,12 @@ them by a cost table measured just before. All decode the same tokens, in turns;
 seconds of a run by the tokens it committed, and a ratio compares the two runs of one round.
 
 What the adaptive policy cannot know, and pays for: its table has draft and verify passes alone, its
-trees are built whole before they are cut, and it weighs after the draft is done. Stage times beside
-each budget say which of these it was. The best fixed budget is the one that was the fastest here,
-so it has luck on its side; nobody knows it beforehand. Decoding without drafts is no budget.
+trees are built whole before they are cut, and it weighs after the draft is done. It believes the
+drafter. Beside each budget stand its stages and what its trees committed of what they promised,
+behind all of them the cost table: they say which of these it was, or that the table was off.
+
+The best fixed budget is the one that was the fastest here, so it has luck on its side; nobody knows
+it beforehand. Decoding without drafts is no budget.
 """
 
 from __future__ import annotations
@@ -104,19 +107,24 @@ class Racer:
             seconds += time.perf_counter() - started_s
         return Run(seconds, tokens, steps, nodes)
 
-    def stages_s(self) -> dict[str, float]:
-        """Run once with an observer; return the median of each stage."""
+    def observed(self) -> tuple[dict[str, float], float]:
+        """Run once with an observer; return the median of each stage and the promise of a tree."""
+        engine, promised = self.engine, []
         times: defaultdict[str, list[float]] = defaultdict(list)
-        self.engine.observer = StageClock(self.engine.target.device)
+        engine.observer = clock = StageClock(engine.target.device)
         for batch, snapshot in self.starts:
-            self.engine.rewind(batch, snapshot)
+            engine.rewind(batch, snapshot)
             steps = 0
             while not self.regime.is_done(batch, steps):
-                for stage, seconds in (self.engine.step(batch).stage_seconds or {}).items():
+                (tree,) = trees = engine.build(batch, engine.draft(batch))
+                promised.append(tree.expected_commit_length)
+                engine.commit(batch, trees, engine.verify(batch, trees))
+                for stage, seconds in clock.seconds().items():
                     times[stage].append(seconds)
                 steps += 1
-        self.engine.observer = None
-        return {stage: statistics.median(times[stage]) for stage in STAGES}
+        engine.observer = None
+        stages_s = {stage: statistics.median(times[stage]) for stage in STAGES}
+        return stages_s, statistics.fmean(promised)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +134,11 @@ class Row:
     regime: str
     token_times_s: dict[str, tuple[float, ...]]
     commit_lengths: dict[str, float]
+    promised: dict[str, float]  # commit lengths, by the drafter's probabilities
     num_nodes: dict[str, float]  # of a step, mean
     stages_s: dict[str, dict[str, float]]
+    draft_cost_s: float  # of the table that the adaptive budget weighs by
+    verify_costs_s: dict[int, float]  # of each bucket of rows
 
     def token_s(self, name: str) -> float:
         """The median of a budget."""
@@ -150,7 +161,7 @@ class Row:
         return statistics.median(self.ratios)
 
     def lines(self) -> Iterator[str]:
-        """Yield the line of the regime, then one for each budget."""
+        """Yield the line of the regime, one for each budget, and the cost table."""
         low, high = _quartiles(self.ratios)
         verdict = "" if self.ratio <= ALLOWED else "  SLOWER"
         yield (
@@ -163,9 +174,12 @@ class Row:
             stages = "  ".join(f"{s} {1e3 * self.stages_s[name][s]:.3f}" for s in STAGES)
             yield (
                 f"  {name:>8} {1e3 * self.token_s(name):8.3f} ms/token "
-                f"({1e3 * low:.3f} to {1e3 * high:.3f})  commits {self.commit_lengths[name]:5.2f}  "
+                f"({1e3 * low:.3f} to {1e3 * high:.3f})  commits {self.commit_lengths[name]:5.2f} "
+                f"of {self.promised[name]:5.2f}  "
                 f"nodes {self.num_nodes[name]:5.1f}  {stages} ms"
             )
+        costs = "  ".join(f"{n} {1e3 * cost_s:.3f}" for n, cost_s in self.verify_costs_s.items())
+        yield f"  weighed by ms: draft {1e3 * self.draft_cost_s:.3f}, verify by rows {costs}"
 
 
 def _quartiles(values: Sequence[float]) -> tuple[float, float]:
@@ -193,6 +207,7 @@ def race(
         for index in visiting_order(len(in_order), number):
             in_order[index].runs.append(in_order[index].run())
 
+    observed = {name: one.observed() for name, one in racers.items()}
     return Row(
         regime=regime.name,
         token_times_s={name: tuple(r.token_s for r in one.runs) for name, one in racers.items()},
@@ -204,7 +219,10 @@ def race(
             name: _per_step(one.runs, [run.nodes for run in one.runs])
             for name, one in racers.items()
         },
-        stages_s={name: one.stages_s() for name, one in racers.items()},
+        promised={name: promised for name, (_, promised) in observed.items()},
+        stages_s={name: stages_s for name, (stages_s, _) in observed.items()},
+        draft_cost_s=table.draft_seconds[0],
+        verify_costs_s=dict(zip(table.num_rows, table.verify_seconds[0], strict=True)),
     )
 
 
