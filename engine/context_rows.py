@@ -149,13 +149,6 @@ class ContextRows:
         """Store rows `[value ; key]` of one layer (mutated), [K, H_kv, 2 * head_dim]."""
         self.layers[layer].flatten(0, 2).index_copy_(0, index, new.flatten(0, 1))
 
-    def write_block(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Store the block's temporary rows of one layer, [N * S, H_kv, head_dim] each."""
-        held = self.attended(layer, self.block_size)
-        for rows, new in zip(held, (keys, values), strict=True):
-            block = new.view(self.num_seqs, self.block_size, *new.shape[1:])
-            rows.copy_(block.transpose(1, 2))
-
     def widened(self, capacity: int) -> "ContextRows":
         """Return a copy with room for `capacity` positions of every sequence."""
         sizes = [self.front + sight.num_kept(capacity) for sight in self.sights]
@@ -183,9 +176,8 @@ class ContextRows:
         return heads.unsqueeze(1) * (front + count) + pages
 
     def block(self, layer: int) -> Tensor:
-        """Return the block's rows of one layer, [N * H_kv, S, 2 * head_dim], a view."""
-        first = self.front - self.block_size
-        return self.layers[layer].flatten(0, 1)[:, first : self.front]
+        """Return the block's temporary rows of one layer, [N, H_kv, S, 2 * head_dim], a view."""
+        return self.layers[layer][:, :, self.front - self.block_size : self.front]
 
 
 def capacity_for(num_rows: int) -> int:

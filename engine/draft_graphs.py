@@ -26,8 +26,10 @@ from engine.context_rows import ContextRows, Sight
 from engine.device import upload
 from engine.drafter import BlockInputs, Drafted, DraftModel, TapRows
 from engine.drafter_context import DrafterContext
+from engine.drafter_layer import LayerBackends
 from engine.pass_graphs import Capture, Kept, capture_for
 from engine.target import Target
+from engine.verify import Backends
 from engine.whole_attention import PagedAttention
 
 MOST_BUCKETS = 4  # of batches that take turns; without a graph each keeps its context's rows
@@ -48,9 +50,7 @@ def draft_runner(
         return None
     if config.graphs == "off":
         return PlainDraft(drafter)
-    is_plain = config.attention_backend == "reference"
-    backend = "reference" if is_plain else "triton_split"  # others are made for the target's rows
-    return BucketDraft(target, drafter, backend, capture_for(config, target.device))
+    return BucketDraft(target, drafter, Backends.of(config), capture_for(config, target.device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +82,12 @@ class Bucket:
 class BucketDraft:
     """Runs drafts over the same rows in the same buffers."""
 
-    def __init__(self, target: Target, drafter: DraftModel, backend: str, capture: Capture) -> None:
+    def __init__(
+        self, target: Target, drafter: DraftModel, backends: Backends, capture: Capture
+    ) -> None:
         self._target = target
         self._drafter = drafter
-        self._backend = backend
+        self._backends = backends
         self._capture = capture
         self._kept: Kept[Bucket] = Kept(MOST_BUCKETS)
 
@@ -122,12 +124,16 @@ class BucketDraft:
     def _new_bucket(self, rows: ContextRows, pending: TapRows, numbers: Tensor) -> Bucket:
         held = numbers.to(rows.layers[0].device, copy=True)
         size = (rows.num_seqs * rows.block_size, pending.taps.shape[1])
+        backends = LayerBackends(self._backends.rows, self._backends.linear(size[0]))
+        # Other kernels of trees are made for the target's rows.
+        trees = "reference" if self._backends.attention == "reference" else "triton_split"
         inputs = BlockInputs(
             taps=pending.taps.new_zeros(size),
             lengths=held[:, 0],
             counts=held[:, 1],
             tokens=held[:, 2:],
-            whole=PagedAttention.over(rows, self._backend) if Sight() in rows.sights else None,
+            whole=PagedAttention.over(rows, trees) if Sight() in rows.sights else None,
+            backends=backends,
         )
         inputs.taps[: len(pending.taps)].copy_(pending.taps)
         drafter = self._drafter

@@ -31,12 +31,13 @@ from engine.drafter_context import DrafterContext
 from engine.drafter_layer import (
     BlockRows,
     DrafterLayer,
+    LayerBackends,
     drafter_layer_shapes,
     joined_names,
     read_drafter_layer,
 )
 from engine.errors import ConfigError, ShapeError
-from engine.layers import Rotary, behind_each_other, rms_norm
+from engine.layers import Rotary, Stream, behind_each_other
 from engine.target import Shape, Target
 from engine.whole_attention import BlockAttention, PagedAttention, SlicedAttention
 from engine.window_attention import window_attention
@@ -88,6 +89,7 @@ class BlockInputs:
     counts: Tensor  # [N] int64, new rows of each sequence, 0..S
     tokens: Tensor  # [N, k] int64, `block_tokens` of the request
     whole: PagedAttention | None  # None where no layer sees everything
+    backends: LayerBackends
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,8 +188,11 @@ class Drafter:
 
     def features(self, taps: Tensor) -> Tensor:
         """Return the feature [M, hidden] of each position from its taps [M, num_taps * hidden]."""
-        features = functional.linear(taps, self.fc)
-        return rms_norm(features, self.hidden_norm, self.config.rms_norm_eps)
+        return self._features(taps, LayerBackends())
+
+    def _features(self, taps: Tensor, backends: LayerBackends) -> Tensor:
+        features = Stream(functional.linear(taps, self.fc))
+        return features.normed(self.hidden_norm, self.config.rms_norm_eps, backends.rows)[1]
 
     def extend(self, context: DrafterContext, rows: TapRows) -> Tensor:
         """Append the context rows of the positions that follow the context.
@@ -270,7 +275,7 @@ class Drafter:
         sights = dict.fromkeys(context.sights)
         num_slots = {sight: context.num_slots(sight) for sight in sights}
         whole = SlicedAttention(tuple(context.lengths))
-        block = self._block(context.rows, lengths, num_slots, whole)
+        block = self._block(context.rows, lengths, num_slots, whole, LayerBackends())
         return self._draft(context.rows, roots, block)
 
     def block_tokens(self, request: DraftRequest) -> list[list[int]]:
@@ -285,7 +290,7 @@ class Drafter:
         """
         S, device = self.config.block_size, self.fc.device
         steps = torch.arange(S, device=device)
-        features = self.features(inputs.taps)
+        features = self._features(inputs.taps, inputs.backends)
         placed = features
         if rows.num_seqs > 1:
             first = inputs.counts.cumsum(0) - inputs.counts
@@ -305,19 +310,19 @@ class Drafter:
         lengths = inputs.lengths + inputs.counts
         num_slots = {sight: sight.num_kept(rows.capacity) for sight in rows.sights}
         whole = SlicedAttention(()) if inputs.whole is None else inputs.whole.at(lengths)
-        block = self._block(rows, lengths, num_slots, whole)
+        block = self._block(rows, lengths, num_slots, whole, inputs.backends)
         return Drafted(self._draft(rows, inputs.tokens[:, 0], block), features)
 
     def _draft(self, rows: ContextRows, roots: Tensor, block: BlockRows) -> Tensor:
         N, S = rows.num_seqs, self.config.block_size
         masks = self.mask_row.expand(N, S - 1, -1)
-        x = torch.cat((self.target.embed_tokens[roots].unsqueeze(1), masks), dim=1).flatten(0, 1)
+        x = torch.cat((self.target.embed_tokens[roots].unsqueeze(1), masks), dim=1)
+        stream = Stream(x.flatten(0, 1))
         with sdpa_kernel(list(ATTENTION_BACKENDS)):
             for layer in self.layers:
-                x = layer(x, block, rows)
-        drafts = x.view(N, S, -1)[:, 1:]
-        normed = rms_norm(drafts, self.norm, self.config.rms_norm_eps)
-        return functional.linear(normed, self.target.lm_head).float()
+                stream = layer(stream, block, rows)
+        _, normed = stream.normed(self.norm, self.config.rms_norm_eps, block.backends.rows)
+        return functional.linear(normed.view(x.shape)[:, 1:], self.target.lm_head).float()
 
     def _block(
         self,
@@ -325,6 +330,7 @@ class Drafter:
         lengths: Tensor,
         num_slots: Mapping[Sight, int],
         whole: BlockAttention,
+        backends: LayerBackends,
     ) -> BlockRows:
         """Lay out the block behind `lengths` [N] context rows that lie in so many slots."""
         steps = torch.arange(self.config.block_size, device=lengths.device)
@@ -336,7 +342,8 @@ class Drafter:
             else window_attention(sight, positions, count, rows, group)
             for sight, count in num_slots.items()
         }
-        return BlockRows(self.rotary.at(positions.flatten(), self.fc.dtype), attention)
+        rotation = self.rotary.at(positions.flatten(), self.fc.dtype)
+        return BlockRows(rotation, attention, backends)
 
     @cached_property
     def _projection(self) -> ContextProjection:

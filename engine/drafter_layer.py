@@ -7,16 +7,33 @@ Source: arXiv 2602.06036; z-lab/dflash dflash/model.py; the causal form: sgl-pro
 tests/test_utils/test_dflash_mask.py.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.nn import functional
 
 from engine.config import DrafterConfig
 from engine.context_rows import ContextRows, Sight
-from engine.layers import Rotation, SwiGlu, products, rms_norm, rotate_half_split, swiglu_shapes
+from engine.kernels import head_rows
+from engine.layers import (
+    Rotation,
+    Stream,
+    SwiGlu,
+    linear,
+    products,
+    rms_norm,
+    rotate_half_split,
+    swiglu_shapes,
+)
 from engine.whole_attention import BlockAttention
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBackends:
+    """Which implementations the rows of a block run through."""
+
+    rows: str = "reference"  # of `add_norm` and `head_rows`
+    linear: str = "reference"  # of `skinny_linear`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +42,7 @@ class BlockRows:
 
     rotation: Rotation
     attention: Mapping[Sight, BlockAttention]
+    backends: LayerBackends
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,37 +62,51 @@ class DrafterLayer:
     mlp: SwiGlu
 
     def keys_and_values(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
-        """Project context or block rows `x` [M, hidden], [M, H_kv, head_dim] each."""
-        return self._keys_and_values(products(x, self.k_proj, self.v_proj), rotation)
-
-    def _keys_and_values(self, made: Sequence[Tensor], rotation: Rotation) -> tuple[Tensor, Tensor]:
-        """Return keys, normed and rotated, and values, [M, H_kv, head_dim], of two products."""
-        keys, values = made
-        shape = (len(keys), self.config.num_key_value_heads, self.config.head_dim)
+        """Project context rows `x` [M, hidden], [M, H_kv, head_dim] each."""
+        keys, values = products(x, self.k_proj, self.v_proj)
+        shape = (len(x), self.config.num_key_value_heads, self.config.head_dim)
         keys = rms_norm(keys.view(shape), self.k_norm, self.config.rms_norm_eps)
         return rotate_half_split(keys, rotation), values.view(shape)
 
-    def __call__(self, x: Tensor, block: BlockRows, rows: ContextRows) -> Tensor:
-        """Map the block rows `x` [N * S, hidden]; their keys are kept for this draft (mutated)."""
-        normed = rms_norm(x, self.input_layernorm, self.config.rms_norm_eps)
-        queries, *others = products(normed, self.q_proj, self.k_proj, self.v_proj)
-        rows.write_block(self.index, *self._keys_and_values(others, block.rotation))
-        x = x + functional.linear(self._attend(queries, block, rows), self.o_proj)
-        return x + self.mlp(rms_norm(x, self.post_attention_layernorm, self.config.rms_norm_eps))
+    def __call__(self, stream: Stream, block: BlockRows, rows: ContextRows) -> Stream:
+        """Map the residual stream of the block rows, [N * S, hidden].
+
+        Their keys and values are kept for this draft (mutated). What comes out is not summed yet:
+        the next layer sums and normalises in one go.
+        """
+        eps, backends = self.config.rms_norm_eps, block.backends
+        x, normed = stream.normed(self.input_layernorm, eps, backends.rows)
+        attended = self._attend(self._queries(normed, block, rows), block, rows)
+        out = linear(attended, self.o_proj, backend=backends.linear)
+        x, normed = Stream(x, (out,)).normed(self.post_attention_layernorm, eps, backends.rows)
+        return Stream(x, (self.mlp(normed, backend=backends.linear),))
+
+    def _queries(self, x: Tensor, block: BlockRows, rows: ContextRows) -> Tensor:
+        """Return the block's queries, and keep its keys and values (mutated).
+
+        Queries of one key head share its rows: [N, H_kv, group * S, head_dim].
+        """
+        made = products(x, self.q_proj, self.k_proj, self.v_proj, backend=block.backends.linear)
+        queries, keys, values = (part.view(len(x), -1, self.config.head_dim) for part in made)
+        return head_rows(
+            queries,
+            keys,
+            values,
+            self.q_norm,
+            self.k_norm,
+            block.rotation.cos,
+            block.rotation.sin,
+            eps=self.config.rms_norm_eps,
+            block=rows.block(self.index),
+            backend=block.backends.rows,
+        )
 
     def _attend(self, queries: Tensor, block: BlockRows, rows: ContextRows) -> Tensor:
-        """Attend from the queries of the block's rows, like them [N * S, H * head_dim]."""
-        config = self.config
-        group = config.num_attention_heads // config.num_key_value_heads
-        N, S, heads = rows.num_seqs, config.block_size, config.num_key_value_heads
-        queries = queries.view(N * S, config.num_attention_heads, config.head_dim)
-        queries = rms_norm(queries, self.q_norm, config.rms_norm_eps)
-        queries = rotate_half_split(queries, block.rotation)
-        # Queries of one key head share its rows: [N, H_kv, group * S, head_dim].
-        grouped = queries.view(N, S, heads, group, config.head_dim).permute(0, 2, 3, 1, 4)
-        attention = block.attention[rows.sights[self.index]]
-        out = attention(grouped.flatten(2, 3), rows, self.index)
-        return out.view(grouped.shape).permute(0, 3, 1, 2, 4).reshape(N * S, -1)
+        """Return what the block's queries see, [N * S, H * head_dim]."""
+        (N, heads, _, head_dim), S = queries.shape, rows.block_size
+        out = block.attention[rows.sights[self.index]](queries, rows, self.index)
+        out = out.view(N, heads, -1, S, head_dim)
+        return out.permute(0, 3, 1, 2, 4).reshape(N * S, -1)
 
 
 def drafter_layer_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:

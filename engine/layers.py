@@ -1,4 +1,4 @@
-"""Products, normalisation, rotary positions and the gated MLP, shared by target and drafter.
+"""Products, sums, normalisation, rotary positions and the gated MLP, shared by target and drafter.
 
 Everything here is a function of its arguments: no cache, no device choice, no configuration
 beyond the numbers passed in. Angles are computed in float64 and rounded once, so that positions
@@ -8,6 +8,8 @@ far out keep their phase whatever the model's dtype.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import TypeVar
 
 import torch
@@ -15,8 +17,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.config import DrafterConfig, TargetConfig, YarnConfig
-from engine.kernels import skinny_linear
+from engine.kernels import add_norm, skinny_linear
 from engine.quantized import Weight, dense
+
+MOST_GATED_INPUTS = 1024  # of a product that gates its own rows: every block gates all of them
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -72,12 +76,13 @@ def behind_each_other(
     return placed
 
 
-def products(x: Tensor, *weights: Tensor) -> Sequence[Tensor]:
+def products(x: Tensor, *weights: Tensor, backend: str = "reference") -> Sequence[Tensor]:
     """Multiply `x` [M, in] by the transpose of each weight, in one go where they are `joined`."""
     whole = joined(*weights)
     if whole is None:
-        return [functional.linear(x, weight) for weight in weights]
-    return functional.linear(x, whole).split_with_sizes([len(one) for one in weights], dim=-1)
+        return [linear(x, weight, backend=backend) for weight in weights]
+    made = linear(x, whole, backend=backend)
+    return made.split_with_sizes([len(one) for one in weights], dim=-1)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -195,6 +200,23 @@ def _broadcast(rotation: Rotation, x: Tensor) -> tuple[Tensor, Tensor]:
     return rotation.cos.view(shape), rotation.sin.view(shape)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Stream:
+    """The residual stream [M, hidden] as a sum that is still to be done."""
+
+    x: Tensor
+    addends: tuple[Tensor, ...] = ()
+
+    def normed(self, weight: Tensor, eps: float, backend: str) -> tuple[Tensor, Tensor]:
+        """Return the sum and its norm; `backend` is that of `add_norm`."""
+        return add_norm(self.x, self.addends, weight, eps=eps, backend=backend)
+
+    @property
+    def total(self) -> Tensor:
+        """The sum."""
+        return self.x + reduce(add, self.addends) if self.addends else self.x
+
+
 @dataclass(frozen=True, slots=True)
 class SwiGlu:
     """The gated MLP `down(silu(gate(x)) * up(x))`, one product for both where they are `joined`."""
@@ -219,7 +241,11 @@ class SwiGlu:
 
     def down(self, gated: Tensor, dtype: torch.dtype, *, backend: str) -> Tensor:
         """Return `down(silu(gate) * up)` in `dtype`, given gate and up beside each other."""
-        return skinny_linear(gated, dense(self.down_proj, dtype), is_gated=True, backend=backend)
+        weight = dense(self.down_proj, dtype)
+        if weight.shape[1] <= MOST_GATED_INPUTS:
+            return skinny_linear(gated, weight, is_gated=True, backend=backend)
+        gate, up = gated.to(dtype).chunk(2, dim=-1)
+        return skinny_linear(functional.silu(gate) * up, weight, backend=backend)
 
 
 def swiglu_shapes(hidden_size: int, intermediate_size: int) -> dict[str, tuple[int, int]]:

@@ -9,9 +9,7 @@ except that the routed experts of a layer are stacked under one name.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from functools import reduce
 from numbers import Integral
-from operator import add
 from typing import Any, TypeGuard
 
 import torch
@@ -20,10 +18,10 @@ from torch import Tensor
 from engine.config import TargetConfig
 from engine.device import upload
 from engine.errors import RequestError
-from engine.kernels import add_norm
 from engine.layers import (
     Rotary,
     Rotation,
+    Stream,
     SwiGlu,
     behind_each_other,
     linear,
@@ -67,23 +65,6 @@ class TargetRows:
 
     hidden: Tensor  # [M, hidden], before the final norm
     taps: Tensor  # [M, num_taps * hidden], column blocks in the order of the tapped layers
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Stream:
-    """The residual stream [M, hidden] as a sum that is still to be done."""
-
-    x: Tensor
-    addends: tuple[Tensor, ...] = ()
-
-    def normed(self, weight: Tensor, eps: float, backend: str) -> tuple[Tensor, Tensor]:
-        """Return the sum and its norm; `backend` is that of `add_norm`."""
-        return add_norm(self.x, self.addends, weight, eps=eps, backend=backend)
-
-    @property
-    def total(self) -> Tensor:
-        """The sum."""
-        return self.x + reduce(add, self.addends) if self.addends else self.x
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -89,7 +89,7 @@ class PagedAttention:
             tree_sizes=self.block_sizes,
             softmax_scale=head_dim**-0.5,
             value_dim=head_dim,
-            tree_kv=rows.block(layer),
+            tree_kv=rows.block(layer).flatten(0, 1),
             backend=self.backend,
         )
         return out.transpose(1, 2).reshape(queries.shape)

@@ -122,7 +122,8 @@ if not INTERPRETED:
 
     def test_triton_passes_this_file_and_its_neighbours_in_the_interpreter():
         # In one process: to start one takes longer than either of these.
-        beside = map(Path(__file__).with_name, ("test_mla_rows.py", "test_add_norm.py"))
+        names = ("test_mla_rows.py", "test_add_norm.py", "test_head_rows.py")
+        beside = map(Path(__file__).with_name, names)
         assert_passes_in_the_interpreter(__file__, *beside)
 
     def test_triton_refuses_a_cpu():

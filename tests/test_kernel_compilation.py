@@ -24,6 +24,7 @@ from engine.kernels import (
     ChooseExpertsCase,
     DraftTreeCase,
     GroupedExpertsCase,
+    HeadRowsCase,
     Kernel,
     MlaRowsCase,
     SkinnyLinearCase,
@@ -50,7 +51,7 @@ SPILLS = {
 }
 OTHER_CASES = (
     *(GroupedExpertsCase, ChooseExpertsCase, MlaRowsCase, SkinnyLinearCase, AddNormCase),
-    *(DraftTreeCase, WalkTreeCase),
+    *(HeadRowsCase, DraftTreeCase, WalkTreeCase),
 )
 EXHIBITS = ("triton_serial", "ladder")  # measured, not served
 # Most and fewest tokens; a choice among all, and among the experts of groups; a rank's heads; each
@@ -58,7 +59,7 @@ EXHIBITS = ("triton_serial", "ladder")  # measured, not served
 SHORT_CASES = (
     *("rank-int4-1024", "rank-plain-1", "kimi-9", "deepseek-9", "mla-8-9"),
     *("values-9", "queries-9", "output-17", "shared-9", "down-9", "kimi-9-2"),
-    *("tree-64", "tree-512", "walk-65"),
+    *("tree-64", "tree-512", "walk-65", "kimi-1-1"),
 )
 PACKAGE = Path(engine.kernels.__file__).parent
 CUDA_KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)")

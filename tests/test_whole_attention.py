@@ -1,5 +1,7 @@
 """Attention of drafter layers that see everything: lengths on the device against lengths known.
 
+Drafts in buffers beside it, all of whose layers run through kernels, against plain drafts.
+
 Triton's kernel runs in the interpreter, in a process of its own, and on a GPU (marker gpu).
 """
 
@@ -9,6 +11,9 @@ import pytest
 import torch
 
 from engine.context_rows import PAGE_ROWS, ContextRows, Sight
+from engine.drafter import BlockInputs, DraftRequest, TapRows
+from engine.drafter_layer import LayerBackends
+from engine.presets import preset, random_drafter
 from engine.whole_attention import PagedAttention, SlicedAttention
 from tests.attention_runs import INTERPRETED, ON_GPU, not_interpreted
 from tests.interpreter import assert_passes_in_the_interpreter
@@ -57,6 +62,33 @@ def test_lengths_on_the_device_give_what_known_ones_give(
 
     expected = SlicedAttention(tuple(lengths))(queries, rows, 1)
     torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-3 if device == "cuda" else 1e-5)
+
+
+@pytest.mark.parametrize(("device", "backend"), RUNS)
+def test_a_draft_through_kernels_is_the_plain_one(device, backend):
+    nano = preset("nano", device=device, dtype=torch.float32)
+    config = dataclasses.replace(nano.drafter.config, head_dim=16)
+    drafter = random_drafter(config, nano.target, seed=3)
+    S, width = drafter.config.block_size, drafter.fc.shape[1]
+    text = torch.randn(130, width, generator=torch.Generator().manual_seed(2)).to(device)
+    context = drafter.new_context(2)
+    drafter.extend(context, TapRows(text[:100], (30, 70)))
+    numbers = torch.tensor([[30, 3, 4], [70, S, 9]], device=device)
+    inputs = BlockInputs(
+        taps=torch.cat((text[100 : 103 + S], text.new_zeros(S - 3, width))),
+        lengths=numbers[:, 0],
+        counts=numbers[:, 1],
+        tokens=numbers[:, 2:],
+        whole=PagedAttention.over(context.rows, backend),
+        backends=LayerBackends("reference" if backend == "reference" else "triton"),
+    )
+
+    got = drafter.complete_and_draft(context.rows, inputs).logits
+
+    drafter.extend(context, TapRows(text[100 : 103 + S], (3, S)))
+    expected = drafter.draft(context, DraftRequest((4, 9), (0, 0), (0, 1)))
+    bound = 1e-2 if device == "cuda" else 1e-4
+    torch.testing.assert_close(got, expected, rtol=bound, atol=bound)
 
 
 def test_every_page_of_a_context_is_its_own_and_behind_the_block():

@@ -21,6 +21,8 @@ from engine.kernels.grouped_experts import (
     experts_workspace_size,
     grouped_experts,
 )
+from engine.kernels.head_rows import OP as _HEAD_ROWS
+from engine.kernels.head_rows import HeadRowsCase, head_rows
 from engine.kernels.mla_rows import OP as _MLA_ROWS
 from engine.kernels.mla_rows import MlaRowsCase, mla_rows
 from engine.kernels.op import Binary, Case, Cost, Kernel, Op, Tolerance
@@ -47,6 +49,7 @@ OPS: dict[str, Op[Any]] = {
         _MLA_ROWS,
         _SKINNY_LINEAR,
         _ADD_NORM,
+        _HEAD_ROWS,
         _DRAFT_TREE,
         _WALK_TREE,
     )
@@ -62,6 +65,7 @@ __all__ = [
     "Cost",
     "DraftTreeCase",
     "GroupedExpertsCase",
+    "HeadRowsCase",
     "Kernel",
     "MlaRowsCase",
     "Op",
@@ -78,6 +82,7 @@ __all__ = [
     "experts_programs",
     "experts_workspace_size",
     "grouped_experts",
+    "head_rows",
     "ladder_attention",
     "ladder_programs",
     "launched_programs",
