@@ -12,7 +12,8 @@ drafter. Beside each budget stand its stages and what its trees committed of wha
 behind all of them the cost table: they say which of these it was, or that the table was off.
 
 The best fixed budget is the one that was the fastest here, so it has luck on its side; nobody knows
-it beforehand. Decoding without drafts is no budget.
+it beforehand. Decoding without drafts is no budget. At temperature 0 trees commit more than they
+promise, since a target then says its likeliest token always; at 1 promises hold.
 """
 
 from __future__ import annotations
