@@ -10,8 +10,8 @@ import click
 from dashboard.cli_base import App, machine_option, pass_app
 from dashboard.cli_compare import stored_comparison
 from dashboard.cli_exit import RefusedError
+from dashboard.forge_answers import PullRequest
 from dashboard.github import DEFAULT_API_URL, GitHub
-from dashboard.github_answers import PullRequest
 from dashboard.pr_comment import MARKER, CommentContext, render
 from db.change_queries import explained
 from db.queries import resolve_commit
