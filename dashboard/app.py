@@ -9,7 +9,14 @@ from functools import partial
 
 import streamlit as st
 
-from dashboard import history_page, incident_page, overview_page
+from dashboard import (
+    alerts_page,
+    compare_page,
+    freshness,
+    history_page,
+    incident_page,
+    overview_page,
+)
 from dashboard.data import Source, opened
 from dashboard.theme import PAGE_ICON, PAGE_STYLE
 from db.errors import DbError
@@ -36,7 +43,16 @@ def main() -> None:
         url_path="overview",
         default=True,
     )
-    st.navigation([overview, history, incident], position="top").run()
+    compare = st.Page(
+        _page(compare_page.render), title="Compare", icon=":material/compare:", url_path="compare"
+    )
+    alerts = st.Page(
+        _page(partial(alerts_page.render, history_page=history)),
+        title="Alerts",
+        icon=":material/notifications:",
+        url_path="alerts",
+    )
+    st.navigation([overview, history, compare, alerts, incident], position="top").run()
 
 
 def _page(render: Callable[[Source], None]) -> Callable[[], None]:
@@ -45,6 +61,7 @@ def _page(render: Callable[[Source], None]) -> Callable[[], None]:
     def show() -> None:
         try:
             with opened(os.environ.get("DDTREE_BENCH_DB", DEFAULT_URL)) as source:
+                freshness.line(source.newest_change())
                 render(source)
         except DbError as error:
             _explain(error)

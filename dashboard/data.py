@@ -4,24 +4,36 @@ Each run of a page opens it anew and reads one number, the version of the data; 
 under that version before is taken from the cache. Nothing is cached over a write.
 """
 
-from collections.abc import Iterator
+import datetime as dt
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import pandas as pd
 import streamlit as st
 from sqlalchemy.orm import Session
 
-from db import queries
+from dashboard.cli_exit import MissingResultsError
+from dashboard.cli_incident import stored_incident
+from db import alert_queries, page_queries, queries
+from db.baselines import baseline
+from db.change_queries import ExplainedCases, explained, explained_alert
+from db.columns import AlertState, Role
+from db.compare import Comparison, compare
 from db.diagnose import Diagnosis, diagnose
-from db.evidence import Evidence
-from db.session import open_database
+from db.evidence import Claim, Evidence
+from db.people import role_of, triage
+from db.reproduction import SideBySide
+from db.session import open_database, writing
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
 _MOST_ENTRIES = 256
+_PROGRESS = "Reading the database"
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +46,15 @@ class Source:
 
     def overview(self) -> queries.Overview:
         """Counts and newest findings."""
-        return _overview(self.engine, self.url, self.version)
+        return self._read(queries.overview)
+
+    def newest_change(self) -> dt.datetime | None:
+        """When the data changed last."""
+        return self._read(page_queries.newest_change)
 
     def series(self) -> pd.DataFrame:
         """All series with how many results each has."""
-        return _series(self.engine, self.url, self.version)
+        return self._read(_all_series)
 
     def one_series(self, series_id: int) -> dict[str, Any]:
         """Give the row of one series."""
@@ -48,31 +64,118 @@ class Source:
 
     def history(self, series_id: int) -> pd.DataFrame:
         """Results of a series in commit order."""
-        return _history(self.engine, self.url, self.version, series_id)
+        return self._read(_history, series_id)
+
+    def excluded(self, series_id: int) -> pd.DataFrame:
+        """Results of a series that somebody left out."""
+        return self._read(page_queries.excluded, series_id)
+
+    def samples(self, result_id: int) -> list[float]:
+        """Recorded samples of one result."""
+        return self._read(page_queries.samples, result_id)
+
+    def windows(self, result_id: int) -> pd.DataFrame:
+        """Telemetry windows of one result."""
+        return self._read(_windows, result_id)
 
     def change_points(self, series_id: int) -> pd.DataFrame:
         """Stored change points of a series."""
-        return _change_points(self.engine, self.url, self.version, series_id)
+        return self._read(queries.change_points, series_id)
 
     def machines(self) -> pd.DataFrame:
         """Machines with what each measured."""
-        return _machines(self.engine, self.url, self.version)
+        return self._read(queries.machines)
+
+    def environments(self) -> pd.DataFrame:
+        """Environments of all machines."""
+        return self._read(page_queries.environments)
+
+    def noise_by_week(self, machine: str) -> pd.DataFrame:
+        """Spread of a machine's results, by week."""
+        return self._read(page_queries.noise_by_week, machine)
+
+    def telemetry(self, machine: str) -> pd.DataFrame:
+        """Newest windows of a machine with their counters."""
+        return self._read(page_queries.telemetry, machine)
 
     def commits(self) -> pd.DataFrame:
         """Commits with results, newest first."""
-        return _commits(self.engine, self.url, self.version)
+        return self._read(_all_commits)
 
     def machine_commits(self, machine: str) -> pd.DataFrame:
         """Commits that one machine measured, newest first."""
-        return _machine_commits(self.engine, self.url, self.version, machine)
+        return self._read(queries.commits, machine)
+
+    def merge_base(self, commit: str) -> str:
+        """Newest commit of the main branch with results that a commit holds.
+
+        Raises
+        ------
+        UnknownCommitError
+            None is known.
+        """
+        return self._read(_merge_base, commit)
+
+    def comparison(
+        self, base: str, head: str, machine: str | None
+    ) -> tuple[Comparison, list[ExplainedCases]]:
+        """Judge two commits case by case, and say what moved together and why."""
+        return self._share(_comparison, base, head, machine)
+
+    def alerts(self) -> list[alert_queries.AlertView]:
+        """All alerts with their histories, closed ones too."""
+        return self._read(_alerts)
+
+    def precision(self) -> alert_queries.Precision:
+        """How often the detector was right."""
+        return self._read(alert_queries.precision)
+
+    def alert_claims(self, view: alert_queries.AlertView) -> tuple[Claim, ...]:
+        """Say what was recorded to have changed at an alert's commit."""
+        return self._share(_alert_claims, view.id)
+
+    def role(self, email: str) -> Role:
+        """What somebody may do, read anew each time: roles are taken away for a reason."""
+        with Session(self.engine) as session:
+            return role_of(session, email)
+
+    def triage(self, alert_id: int, state: AlertState, *, author: str, note: str | None) -> None:
+        """Write down what somebody says of an alert; roles are checked under the write lock.
+
+        Raises
+        ------
+        AlertError
+            No alert has that number, or the author may not judge.
+        """
+        with writing(self.engine) as connection, Session(bind=connection) as session:
+            triage(session, alert_id, state, author=author, note=note)
+            session.flush()
 
     def diagnoses(self, machine: str, commit: str) -> list[tuple[Evidence, Diagnosis]]:
         """What a machine's runs of one commit measured, each with its diagnosis."""
-        return _diagnoses(self.engine, self.url, self.version, machine, commit)
+        return self._share(_diagnoses, machine, commit)
+
+    def incident(self) -> SideBySide | None:
+        """Lay the stored incident beside the run that repeated it; None without one of them."""
+        return self._share(_incident)
 
     def floor(self, series_id: int, commit: str) -> tuple[float | None, str | None]:
         """Least seconds a series' case can take as of a commit, and what that rests on."""
-        return _floor(self.engine, self.url, self.version, series_id, commit)
+        return self._read(_floor, series_id, commit)
+
+    def _read(
+        self, what: Callable[Concatenate[Session, _P], _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        """Read through the cache; every caller gets a copy of its own."""
+        name = f"{what.__module__}.{what.__name__}"
+        return cast("_T", _copied(self.engine, what, self.url, self.version, name, args, kwargs))
+
+    def _share(
+        self, what: Callable[Concatenate[Session, _P], _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        """Read through the cache what nobody can change: frozen records of read-only mappings."""
+        name = f"{what.__module__}.{what.__name__}"
+        return cast("_T", _shared(self.engine, what, self.url, self.version, name, args, kwargs))
 
 
 @contextmanager
@@ -93,80 +196,91 @@ def opened(url: str) -> Iterator[Source]:
         engine.dispose()
 
 
-# Arguments with a leading underscore are no part of the key: url and version say it all.
+# Arguments with a leading underscore are no part of the key: url, version and name say it all.
 
 
-@st.cache_data(max_entries=_MOST_ENTRIES, show_spinner=False)
-def _overview(_engine: "Engine", url: str, version: str) -> queries.Overview:
-    del url, version
+@st.cache_data(max_entries=_MOST_ENTRIES, show_spinner=_PROGRESS)
+def _copied(
+    _engine: "Engine",
+    _what: Callable[..., object],
+    url: str,
+    version: str,
+    name: str,
+    args: tuple[Hashable, ...],
+    kwargs: dict[str, Hashable],
+) -> object:
+    del url, version, name
     with Session(_engine) as session:
-        return queries.overview(session)
+        return _what(session, *args, **kwargs)
 
 
-@st.cache_data(max_entries=_MOST_ENTRIES, show_spinner=False)
-def _series(_engine: "Engine", url: str, version: str) -> pd.DataFrame:
-    del url, version
+@st.cache_resource(max_entries=_MOST_ENTRIES, show_spinner=_PROGRESS)
+def _shared(
+    _engine: "Engine",
+    _what: Callable[..., object],
+    url: str,
+    version: str,
+    name: str,
+    args: tuple[Hashable, ...],
+    kwargs: dict[str, Hashable],
+) -> object:
+    del url, version, name
     with Session(_engine) as session:
-        return queries.series(session)
+        return _what(session, *args, **kwargs)
 
 
-@st.cache_data(max_entries=_MOST_ENTRIES, show_spinner=False)
-def _history(_engine: "Engine", url: str, version: str, series_id: int) -> pd.DataFrame:
-    del url, version
-    with Session(_engine) as session:
-        return queries.history(session, series_id)
+def _all_series(session: Session) -> pd.DataFrame:
+    return queries.series(session)
 
 
-@st.cache_data(max_entries=_MOST_ENTRIES, show_spinner=False)
-def _change_points(_engine: "Engine", url: str, version: str, series_id: int) -> pd.DataFrame:
-    del url, version
-    with Session(_engine) as session:
-        return queries.change_points(session, series_id)
+def _all_commits(session: Session) -> pd.DataFrame:
+    return queries.commits(session)
 
 
-@st.cache_data(max_entries=_MOST_ENTRIES, show_spinner=False)
-def _machines(_engine: "Engine", url: str, version: str) -> pd.DataFrame:
-    del url, version
-    with Session(_engine) as session:
-        return queries.machines(session)
+def _history(session: Session, series_id: int) -> pd.DataFrame:
+    return queries.history(session, series_id)
 
 
-@st.cache_data(max_entries=_MOST_ENTRIES, show_spinner=False)
-def _commits(_engine: "Engine", url: str, version: str) -> pd.DataFrame:
-    del url, version
-    with Session(_engine) as session:
-        return queries.commits(session)
+def _windows(session: Session, result_id: int) -> pd.DataFrame:
+    return queries.windows(session, result_id=result_id)
 
 
-@st.cache_data(max_entries=_MOST_ENTRIES, show_spinner=False)
-def _machine_commits(_engine: "Engine", url: str, version: str, machine: str) -> pd.DataFrame:
-    del url, version
-    with Session(_engine) as session:
-        return queries.commits(session, machine)
+def _merge_base(session: Session, commit: str) -> str:
+    return baseline(session, commit, None)
 
 
-@st.cache_data(max_entries=_MOST_ENTRIES, show_spinner=False)
-def _floor(
-    _engine: "Engine", url: str, version: str, series_id: int, commit: str
-) -> tuple[float | None, str | None]:
-    del url, version
-    with Session(_engine) as session:
-        found = queries.evidence(session, series=series_id, commit=commit)
+def _comparison(
+    session: Session, base: str, head: str, machine: str | None
+) -> tuple[Comparison, list[ExplainedCases]]:
+    before, after = (queries.case_results(session, commit, machine) for commit in (base, head))
+    found = compare(before, after)
+    return found, explained(session, base, head, found)
+
+
+def _alerts(session: Session) -> list[alert_queries.AlertView]:
+    return alert_queries.alerts(session, list(AlertState))
+
+
+def _alert_claims(session: Session, alert_id: int) -> tuple[Claim, ...]:
+    return explained_alert(session, alert_queries.alert(session, alert_id))
+
+
+def _diagnoses(session: Session, machine: str, commit: str) -> list[tuple[Evidence, Diagnosis]]:
+    found = queries.evidence(session, machine=machine, commit=commit)
+    return [(item, diagnose(item)) for item in found]
+
+
+def _incident(session: Session) -> SideBySide | None:
+    try:
+        return stored_incident(session, None)
+    except MissingResultsError:
+        return None
+
+
+def _floor(session: Session, series_id: int, commit: str) -> tuple[float | None, str | None]:
+    found = queries.evidence(session, series=series_id, commit=commit)
     cases = [case for item in found for case in diagnose(item).cases]
     known = next((case for case in cases if case.floor_ms is not None), None)
     if known is None or known.floor_ms is None:
         return None, None
     return known.floor_ms / 1000, known.floor_basis
-
-
-# Evidence and diagnoses are frozen records with read-only mappings: shared, never copied.
-
-
-@st.cache_resource(max_entries=_MOST_ENTRIES, show_spinner=False)
-def _diagnoses(
-    _engine: "Engine", url: str, version: str, machine: str, commit: str
-) -> list[tuple[Evidence, Diagnosis]]:
-    del url, version
-    with Session(_engine) as session:
-        found = queries.evidence(session, machine=machine, commit=commit)
-    return [(item, diagnose(item)) for item in found]

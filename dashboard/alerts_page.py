@@ -1,0 +1,188 @@
+"""Alerts: what somebody must look at, what was said of it, and a place to say it."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import signing_in
+from dashboard.data import Source
+from dashboard.downloads import offer
+from dashboard.freshness import local_text
+from dashboard.selection import link_query
+from dashboard.theme import CLAIM_BADGES, BadgeColour
+from dashboard.units import change_text, commit_text, display_unit
+from dashboard.url_filters import UrlFilters, url_filters
+from dashboard.words import case_name, count_text, escaped
+from db.alert_queries import AlertView, Precision
+from db.alerts import BY_THE_SERVICE, LIVE
+from db.columns import AlertState
+from db.errors import AlertError, BusyError
+
+NEEDING, EVERYTHING = "needing somebody", "all"
+LONGEST_NOTE: Final = 10_000
+_SETTABLE: Final = [state.value for state in AlertState if state not in BY_THE_SERVICE]
+_LIVE: Final = frozenset(state.value for state in LIVE)
+_STATE_BADGES: Final[dict[str, BadgeColour]] = {
+    "open": "red",
+    "acknowledged": "orange",
+    "confirmed": "violet",
+    "expected": "blue",
+    "fixed": "green",
+    "false positive": "gray",
+    "withdrawn": "gray",
+}
+
+
+def render(source: Source, history_page: st.Page) -> None:
+    """Show the page; alerts link to the page of histories."""
+    st.title("Alerts")
+    who = signing_in.reader(source)
+    signing_in.greet(who)
+    found = source.alerts()
+    if not found:
+        st.info(
+            "No alert was ever opened: `ddtree-bench detect` opens one for every slowdown that "
+            "lasts.",
+            icon=":material/notifications_off:",
+        )
+        return
+    with url_filters("alerts") as filters:
+        shown = _filtered(filters, found)
+        _precision(source.precision())
+        if not shown:
+            st.success("Nothing waits for anybody here.", icon=":material/done_all:")
+            return
+        _table(shown)
+        view = _picked(filters, shown)
+        _detail(source, view, history_page)
+        if who is not None and who.may_judge:
+            _triage(source, view, who.email)
+
+
+def _filtered(filters: UrlFilters, found: Sequence[AlertView]) -> list[AlertView]:
+    left, middle, right = st.columns(3)
+    with left:
+        which = filters.choice("Show", "show", [NEEDING, EVERYTHING], default=NEEDING)
+    if which == NEEDING:
+        found = [view for view in found if view.state in _LIVE]
+    with middle:
+        owners = filters.many("Owners", "owner", sorted({view.owner for view in found}))
+    with right:
+        causes = filters.many("Causes", "cause", sorted({view.cause for view in found}))
+    return [
+        view
+        for view in found
+        if (not owners or view.owner in owners) and (not causes or view.cause in causes)
+    ]
+
+
+def _precision(known: Precision) -> None:
+    if known.value is None:
+        st.caption(f"Nobody has judged any of {count_text(known.unjudged, 'alert')} yet.")
+        return
+    st.caption(
+        f"The detector was right in {known.value:.0%} of the judged alerts, at least "
+        f"{known.at_least:.0%} (95 %): {known.real} real, {known.false_positives} false, "
+        f"{known.unjudged} not judged."
+    )
+
+
+def _table(shown: Sequence[AlertView]) -> None:
+    table = pd.DataFrame(
+        [
+            {
+                "alert": view.id,
+                "state": view.state,
+                "change_pct": 100 * view.relative_change,
+                "case": view.case,
+                "cause": view.cause,
+                "owner": view.owner,
+                "commit": commit_text(view.commit),
+                "opened": view.opened_at,
+                "last note": next((one.note for one in view.history[::-1] if one.note), ""),
+            }
+            for view in shown
+        ]
+    )
+    st.dataframe(
+        table,
+        hide_index=True,
+        column_config={
+            "change_pct": st.column_config.NumberColumn("change (%)", format="%+.1f"),
+            "opened": st.column_config.DatetimeColumn(
+                "opened", timezone=st.context.timezone, format="YYYY-MM-DD HH:mm"
+            ),
+        },
+    )
+    offer("alerts", table)
+
+
+def _picked(filters: UrlFilters, shown: Sequence[AlertView]) -> AlertView:
+    """Ask for one alert; typing its number or a part of its case finds it."""
+    labels = {
+        str(view.id): f"{view.id} · {view.case} {change_text(view.relative_change)}"
+        for view in shown
+    }
+    number = filters.one("Alert", "alert", list(labels), default=str(shown[0].id), labels=labels)
+    return next(view for view in shown if str(view.id) == number)
+
+
+def _detail(source: Source, view: AlertView, history_page: st.Page) -> None:
+    unit = display_unit(view.unit, view.after)
+    with st.container(border=True):
+        st.badge(view.state, color=_STATE_BADGES[view.state])
+        st.markdown(
+            f"**{escaped(case_name(view.benchmark, view.params))}** on {escaped(view.machine)}: "
+            f"{unit.text(view.before)} → **{unit.text(view.after)}** "
+            f"({change_text(view.relative_change)}) since `{commit_text(view.commit)}`, "
+            f"cause {escaped(view.cause)}, owner {escaped(view.owner)}"
+        )
+        st.page_link(
+            history_page,
+            label="History of this case",
+            icon=":material/timeline:",
+            query_params=link_query(source.one_series(view.series_id)),
+        )
+        for claim in source.alert_claims(view):
+            st.badge(claim.status.value, color=CLAIM_BADGES[claim.status])
+            st.markdown(escaped(claim.statement))
+    st.subheader("What was said")
+    for step in view.history:
+        by = "the service" if step.author is None else step.author
+        st.markdown(f"**{step.state}** by {escaped(by)} :gray[· {local_text(step.at)}]")
+        if step.note:
+            # As text, whatever is in it.
+            st.text(step.note)
+
+
+def _triage(source: Source, view: AlertView, author: str) -> None:
+    """Take down what somebody says; a note that could not be stored stays in its field."""
+    st.subheader("Say where it stands")
+    key = f"alerts.note.{view.id}"
+    if st.session_state.pop("alerts.stored", None) == view.id:
+        st.session_state.pop(key, None)
+        st.success("Taken down.", icon=":material/check:")
+    with st.form(f"alerts.form.{view.id}", border=True):
+        state = st.radio(
+            "State",
+            _SETTABLE,
+            index=_SETTABLE.index(view.state) if view.state in _SETTABLE else 0,
+            horizontal=True,
+            key=f"alerts.state.{view.id}",
+            help="The state it has already adds a note and changes nothing.",
+        )
+        note = st.text_area("Note", key=key, max_chars=LONGEST_NOTE, placeholder="Why?")
+        is_sent = st.form_submit_button(
+            "Take it down", icon=":material/edit_note:", shortcut="Ctrl+Enter"
+        )
+    if not is_sent:
+        return
+    try:
+        source.triage(view.id, AlertState(str(state)), author=author, note=note.strip() or None)
+    except (AlertError, BusyError) as error:
+        st.error(f"Not stored: {escaped(str(error))}. The note is kept above.")
+        return
+    st.session_state["alerts.stored"] = view.id
+    st.rerun()

@@ -1,0 +1,88 @@
+"""Charts of a comparison: changes with their intervals, and where among the parameters they lie."""
+
+from typing import Final
+
+import altair as alt
+import pandas as pd
+
+from dashboard.compare_frames import HeatMap
+from dashboard.theme import BLUE, GREEN, GREY, ORANGE, VERMILION
+
+_ROW_PX: Final = 24
+_CELL_PX: Final = 34
+# Changes are coloured up to this one; larger ones are as dark.
+_FULL_PCT: Final = 25.0
+_VERDICT_COLOURS: Final = {
+    "regression": VERMILION,
+    "improvement": GREEN,
+    "inconclusive": ORANGE,
+    "no change": BLUE,
+    "not enough history": GREY,
+}
+_VERDICT_SHAPES: Final = ("triangle-up", "triangle-down", "diamond", "circle", "square")
+
+
+def intervals(frame: pd.DataFrame, *, relevance_pct: float) -> alt.LayerChart:
+    """Draw each change with its interval over its noise band; rules mark what is relevant."""
+    y = alt.Y("case:N", sort=frame["case"].tolist(), title=None, axis=alt.Axis(labelLimit=420))
+    x = alt.X("change_pct:Q", title="relative change (%)")
+    names = list(_VERDICT_COLOURS)
+    colour = alt.Color(
+        "verdict:N",
+        scale=alt.Scale(domain=names, range=list(_VERDICT_COLOURS.values())),
+        legend=alt.Legend(orient="top", title=None),
+    )
+    shape = alt.Shape("verdict:N", scale=alt.Scale(domain=names, range=list(_VERDICT_SHAPES)))
+    tooltip = [
+        alt.Tooltip("case:N"),
+        alt.Tooltip("machine:N"),
+        alt.Tooltip("verdict:N"),
+        alt.Tooltip("change_pct:Q", title="change (%)", format="+.2f"),
+        alt.Tooltip("low_pct:Q", title="interval from (%)", format="+.2f"),
+        alt.Tooltip("high_pct:Q", title="to (%)", format="+.2f"),
+        alt.Tooltip("noise_pct:Q", title="noise (%)", format=".2f"),
+    ]
+    base = alt.Chart().encode(y=y)
+    marks = alt.Chart(alt.InlineData(values=[{"at": at} for at in (-relevance_pct, relevance_pct)]))
+    layers = [
+        base.mark_bar(color=GREY, opacity=0.18, height=14).encode(
+            x="noise_low_pct:Q", x2="noise_pct:Q"
+        ),
+        marks.mark_rule(color=GREY, strokeDash=[4, 3]).encode(x="at:Q"),
+        base.mark_rule(strokeWidth=2).encode(x="low_pct:Q", x2="high_pct:Q", color=colour),
+        base.mark_point(filled=True, size=80, opacity=1).encode(
+            x=x, color=colour, shape=shape, tooltip=tooltip
+        ),
+    ]
+    height = 70 + _ROW_PX * len(frame)
+    return alt.LayerChart(data=frame, layer=layers).properties(height=height)
+
+
+def heat_map(found: HeatMap) -> alt.LayerChart:
+    """Draw one benchmark's changes over two parameters; a sign tells the verdict without colour."""
+    order = {
+        name: found.cells.sort_values(f"order_{name}")[name].drop_duplicates().tolist()
+        for name in ("across", "down")
+    }
+    x = alt.X("across:N", sort=order["across"], title=found.across, axis=alt.Axis(labelAngle=0))
+    y = alt.Y("down:N", sort=order["down"], title=found.down)
+    colour = alt.Color(
+        "worse_pct:Q",
+        scale=alt.Scale(
+            domain=[-_FULL_PCT, 0, _FULL_PCT], range=[GREEN, "#E8E8EA", VERMILION], clamp=True
+        ),
+        legend=alt.Legend(title="worse (%)", orient="right", gradientLength=90),
+    )
+    tooltip = [
+        alt.Tooltip("across:N", title=found.across),
+        alt.Tooltip("down:N", title=found.down),
+        alt.Tooltip("text:N", title="change"),
+        alt.Tooltip("verdict:N"),
+    ]
+    base = alt.Chart().encode(x=x, y=y)
+    layers = [
+        base.mark_rect(stroke="white", strokeWidth=2).encode(color=colour, tooltip=tooltip),
+        base.mark_text(color="#1B1D22", fontSize=12).encode(text="text:N"),
+    ]
+    height = 60 + _CELL_PX * len(order["down"])
+    return alt.LayerChart(data=found.cells, layer=layers).properties(height=height)

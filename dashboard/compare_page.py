@@ -1,0 +1,198 @@
+"""Compare: two commits case by case, what moved together, and where among the parameters."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import compare_charts, compare_frames
+from dashboard.data import Source
+from dashboard.downloads import offer
+from dashboard.drawing import draw
+from dashboard.series_view import commit_labels
+from dashboard.theme import CLAIM_BADGES
+from dashboard.units import commit_text
+from dashboard.url_filters import UrlFilters, url_filters
+from dashboard.verdicts import headline, is_screened, told
+from dashboard.words import count_text, escaped
+from db.change_queries import ExplainedCases
+from db.compare import SEVERITY, CaseComparison, Comparison, Verdict
+from db.errors import UnknownCommitError
+
+MERGE_BASE: Final = "merge-base"
+ALL_MACHINES: Final = "all"
+MOST_MAPS: Final = 6
+_GRAVE: Final = frozenset({Verdict.REGRESSION, Verdict.FAILED, Verdict.REMOVED})
+_PERCENT: Final = {
+    "change_pct": "Change (%)",
+    "low_pct": "From (%)",
+    "high_pct": "To (%)",
+    "noise_pct": "Noise (%)",
+}
+
+
+def render(source: Source) -> None:
+    """Show the page."""
+    st.title("Compare")
+    commits = source.commits()
+    if commits.empty:
+        st.info(
+            "No commit has results yet: `ddtree-bench ingest PATH` reads any tree of asv results.",
+            icon=":material/inbox:",
+        )
+        return
+    with url_filters("compare") as filters:
+        with st.container(border=True):
+            picked = _picked(filters, source)
+        if picked is None:
+            return
+        machine, base, head = picked
+        found, moved = source.comparison(base, head, machine)
+        _verdict(found)
+        _moved(moved)
+        cases = _filtered(filters, found.cases)
+        _cases(cases, found, f"compare-{commit_text(base)}-{commit_text(head)}")
+
+
+def _picked(filters: UrlFilters, source: Source) -> tuple[str | None, str, str] | None:
+    """Ask for two commits; None where there are not two."""
+    machines = source.machines()
+    measured = machines[machines["commits"] > 0]["machine"].tolist()
+    newest = machines.sort_values(["commits", "last_ingestion"], ascending=False)["machine"].iloc[0]
+    first, second, third = st.columns([2, 3, 3])
+    with first:
+        machine = filters.one("Machine", "machine", [ALL_MACHINES, *measured], default=newest)
+    commits = source.commits() if machine == ALL_MACHINES else source.machine_commits(machine)
+    hashes, labels = commits["commit"].tolist(), commit_labels(commits)
+    if len(hashes) < 2:
+        st.info(
+            f"Only one commit has results on {escaped(machine)}: there is nothing to compare it "
+            "with until a second one is measured.",
+            icon=":material/looks_one:",
+        )
+        return None
+    with second:
+        base = filters.one(
+            "Baseline",
+            "base",
+            [MERGE_BASE, *hashes],
+            default=hashes[1],
+            labels={MERGE_BASE: "merge base with the main branch", **labels},
+        )
+    with third:
+        head = filters.one("Contender", "head", hashes, default=hashes[0], labels=labels)
+    if base == MERGE_BASE:
+        try:
+            base = source.merge_base(head)
+        except UnknownCommitError as error:
+            st.warning(escaped(str(error)), icon=":material/fork_right:")
+            return None
+        st.caption(f"The merge base is `{commit_text(base)}`.")
+    return (None if machine == ALL_MACHINES else machine), base, head
+
+
+def _verdict(found: Comparison) -> None:
+    text = headline(found)
+    if found.verdict in _GRAVE:
+        st.error(f"**{text}**", icon=":material/trending_up:")
+    elif found.verdict in {Verdict.IMPROVEMENT, Verdict.NO_CHANGE}:
+        st.success(f"**{text}**", icon=":material/check_circle:")
+    else:
+        st.info(f"**{text}**", icon=":material/help:")
+    if is_screened(found):
+        st.caption(
+            "Screened by the stored results. `ddtree-bench confirm` decides on fresh runs in turns."
+        )
+    if found.environment_differs:
+        st.warning(
+            "Some cases ran under another environment on either side: their change may be the "
+            "runner's.",
+            icon=":material/dns:",
+        )
+
+
+def _moved(moved: Sequence[ExplainedCases]) -> None:
+    if not moved:
+        return
+    st.header("What moved together")
+    for one in moved:
+        with st.container(border=True):
+            st.markdown(f"**{escaped(told(one.moved))}**")
+            if one.summary:
+                st.markdown(escaped(one.summary))
+            with st.expander(f"{count_text(len(one.moved.cases), 'case')}, and what is known"):
+                for claim in one.claims:
+                    st.badge(claim.status.value, color=CLAIM_BADGES[claim.status])
+                    st.markdown(f"{escaped(claim.statement)}  \n:gray[{escaped(claim.evidence)}]")
+                st.dataframe(pd.DataFrame({"case": list(one.moved.cases)}), hide_index=True)
+
+
+def _filtered(filters: UrlFilters, cases: Sequence[CaseComparison]) -> list[CaseComparison]:
+    st.header("Cases")
+    present = {case.verdict for case in cases}
+    left, right = st.columns(2)
+    with left:
+        verdicts = filters.many(
+            "Verdicts", "verdict", [one.value for one in SEVERITY if one in present]
+        )
+    with right:
+        benchmarks = filters.many(
+            "Benchmarks", "benchmark", sorted({case.key.benchmark for case in cases})
+        )
+    return [
+        case
+        for case in cases
+        if (not verdicts or case.verdict.value in verdicts)
+        and (not benchmarks or case.key.benchmark in benchmarks)
+    ]
+
+
+def _cases(cases: Sequence[CaseComparison], found: Comparison, name: str) -> None:
+    if not cases:
+        st.caption("No case fits these filters.")
+        return
+    table = compare_frames.table_of(cases)
+    number = st.column_config.NumberColumn
+    st.dataframe(
+        table,
+        hide_index=True,
+        column_config={
+            "verdict": "Verdict",
+            **{column: number(label, format="%+.2f") for column, label in _PERCENT.items()},
+            "noise_pct": number("Noise (%)", format="%.2f"),
+            "n_before": number("Samples before"),
+            "n_after": number("Samples after"),
+            "why": st.column_config.TextColumn("Why", width="large"),
+        },
+    )
+    offer(name, table)
+    _charts(cases, found, name)
+
+
+def _charts(cases: Sequence[CaseComparison], found: Comparison, name: str) -> None:
+    frame = compare_frames.intervals(cases)
+    if not frame.empty:
+        st.subheader("Changes with their intervals")
+        st.caption(
+            "The gravest first. Grey bars are the noise of each series; dashed rules are where a "
+            "change becomes worth acting on."
+        )
+        draw(
+            compare_charts.intervals(frame, relevance_pct=100 * found.policy.relevance_rel),
+            description=f"Relative changes of {len(frame)} cases with their intervals",
+            name=f"{name}-intervals",
+        )
+    maps = compare_frames.heat_maps(cases)
+    if maps:
+        st.subheader("Where the changes lie")
+        st.caption("Every cell is a case of the table above, with the sign of its verdict.")
+    for place, one in enumerate(maps[:MOST_MAPS]):
+        st.markdown(f"**{escaped(one.title)}**")
+        draw(
+            compare_charts.heat_map(one),
+            description=f"Changes of {one.title} over {one.across} and {one.down}",
+            name=f"{name}-map-{place}",
+        )
+    if len(maps) > MOST_MAPS:
+        st.caption(f"The first {MOST_MAPS} of {len(maps)} maps: filter by benchmark for others.")

@@ -1,0 +1,153 @@
+"""What single pages read beside `db.queries`: age, samples, what was left out, noise, telemetry."""
+
+import datetime as dt
+
+import pandas as pd
+from sqlalchemy import and_, func, select
+from sqlalchemy.orm import Session
+
+from db.counted import counts
+from db.frames import frame_of
+from db.labels import environment_label
+from db.models import (
+    Commit,
+    Exclusion,
+    Machine,
+    Result,
+    Revision,
+    Run,
+    Runner,
+    RunnerEnvironment,
+    Sample,
+    Series,
+    Window,
+    WindowCounter,
+)
+from db.session import chunks
+
+EXCLUDED_COLUMNS = ("commit", "value", "run_id", "result_id", "n", "author", "reason")
+ENVIRONMENT_COLUMNS = ("machine", "environment", "first", "last", "windows")
+NOISE_COLUMNS = ("machine", "week", "noise_pct", "results")
+WINDOW_COLUMNS = ("window_id", "machine", "at", "benchmark", "seconds", "validity")
+MOST_WINDOWS = 2_000  # the newest ones are drawn
+MOST_NOISY = 20_000  # results, the newest ones, from which noise is told
+
+
+def newest_change(session: Session) -> dt.datetime | None:
+    """Say when the data changed last; None where there is none."""
+    return session.scalar(select(func.max(Revision.created_at)))
+
+
+def samples(session: Session, result_id: int) -> list[float]:
+    """Give the recorded samples of a result in their order, in the metric's unit."""
+    query = select(Sample.value).where(Sample.result_id == result_id).order_by(Sample.position)
+    return list(session.scalars(query))
+
+
+def excluded(session: Session, series_id: int) -> pd.DataFrame:
+    """List the measured results of a series that somebody left out, with who and why."""
+    query = (
+        select(
+            Commit.sha,
+            Result.value,
+            Result.run_id,
+            Result.id,
+            Result.n,
+            Exclusion.author,
+            Exclusion.reason,
+        )
+        .join(Commit, Commit.id == Result.commit_id)
+        .join(Exclusion, Exclusion.id == Result.exclusion_id)
+        .where(Result.series_id == series_id, Result.value.is_not(None))
+        .order_by(Result.id)
+    )
+    return frame_of(session.execute(query).all(), EXCLUDED_COLUMNS)
+
+
+def environments(session: Session) -> pd.DataFrame:
+    """List the environments of each machine with when telemetry was read under each."""
+    query = (
+        select(
+            Machine.name,
+            RunnerEnvironment,
+            Runner,
+            func.min(Window.started_at_s),
+            func.max(Window.started_at_s),
+            func.count(Window.id),
+        )
+        .join(Runner, Runner.id == RunnerEnvironment.runner_id)
+        .join(Machine, Machine.id == Runner.machine_id)
+        .outerjoin(Window, Window.runner_environment_id == RunnerEnvironment.id)
+        .group_by(Machine.name, RunnerEnvironment.id, Runner.id)
+        .order_by(Machine.name, func.min(Window.started_at_s), RunnerEnvironment.id)
+    )
+    rows = [
+        (machine, environment_label(runner, environment), first, last, count)
+        for machine, environment, runner, first, last, count in session.execute(query)
+    ]
+    frame = pd.DataFrame(rows, columns=list(ENVIRONMENT_COLUMNS))
+    for name in ("first", "last"):
+        frame[name] = pd.to_datetime(frame[name].astype(float), unit="s", utc=True)
+    return frame
+
+
+def noise_by_week(session: Session, machine: str) -> pd.DataFrame:
+    """Give the median spread of a machine's results for each week in which it measured.
+
+    Half the distance between the quartiles over the median, in percent; of a week's results the
+    median, so that one noisy case is not the machine.
+    """
+    query = (
+        select(Commit.committed_at, Result.started_at_ms, Result.value, Result.q25, Result.q75)
+        .join(Run, Run.id == Result.run_id)
+        .join(Commit, Commit.id == Result.commit_id)
+        .join(Machine, and_(Machine.id == Run.machine_id, Machine.name == machine))
+        .where(counts(), Result.q25.is_not(None), Result.q75.is_not(None), Result.value > 0)
+        .order_by(Result.id.desc())
+        .limit(MOST_NOISY)
+    )
+    rows = session.execute(query)
+    names = ["committed", "started", "value", "q25", "q75"]
+    frame = pd.DataFrame([tuple(row) for row in rows], columns=names)
+    started = pd.to_datetime(frame["started"].astype(float), unit="ms", utc=True)
+    at = started.fillna(pd.to_datetime(frame["committed"], utc=True))
+    frame["noise_pct"] = 50.0 * (frame["q75"] - frame["q25"]) / frame["value"]
+    frame["week"] = at.dt.floor("D") - pd.to_timedelta(at.dt.weekday, unit="D")
+    found = frame.groupby("week")["noise_pct"].agg(["median", "size"]).reset_index()
+    found.columns = pd.Index(["week", "noise_pct", "results"])
+    return found.assign(machine=machine)[list(NOISE_COLUMNS)]
+
+
+def telemetry(session: Session, machine: str) -> pd.DataFrame:
+    """Give the newest windows of a machine, oldest first, with the medians of their counters."""
+    query = (
+        select(
+            Window.id,
+            Machine.name,
+            Window.started_at_s,
+            Window.benchmark,
+            Window.median_s,
+            Window.validity,
+        )
+        .join(Result, Result.id == Window.result_id)
+        .join(Series, Series.id == Result.series_id)
+        .join(Machine, Machine.id == Series.machine_id)
+        .where(Machine.name == machine)
+        .order_by(Window.started_at_s.desc())
+        .limit(MOST_WINDOWS)
+    )
+    frame = frame_of(session.execute(query).all(), WINDOW_COLUMNS).iloc[::-1]
+    frame["at"] = pd.to_datetime(frame["at"].astype(float), unit="s", utc=True)
+    medians = [
+        row
+        for some in chunks([int(one) for one in frame["window_id"]])
+        for row in session.execute(
+            select(WindowCounter.window_id, WindowCounter.name, WindowCounter.median).where(
+                WindowCounter.window_id.in_(some)
+            )
+        )
+    ]
+    wide = pd.DataFrame(
+        [tuple(row) for row in medians], columns=["window_id", "name", "median"]
+    ).pivot_table(index="window_id", columns="name", values="median")
+    return frame.join(wide, on="window_id").reset_index(drop=True)

@@ -1,0 +1,141 @@
+"""Alerts in the browser: read by anybody, judged by those who may, and no note is ever lost."""
+
+import datetime as dt
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy.orm import Session
+
+from dashboard.data import opened as opened_database
+from dashboard.signing_in import LOCAL_USER
+from db.alert_queries import alert, alerts
+from db.alerts import update_alerts
+from db.columns import AlertState, Role
+from db.errors import AlertError
+from db.people import role_of, set_role
+from db.session import open_database
+from tests import pages_database as demo
+from tests.test_pages import opened, words
+
+ANNA, BEN, CARL = "anna@example.org", "ben@example.org", "carl@example.org"
+HOSTILE = "<script>alert(1)</script> **bold** `x` \u202eright to left 😀 " + "x" * 9_000
+
+
+@pytest.fixture
+def url(tmp_path):
+    address = f"sqlite:///{tmp_path}/demo.db"
+    demo.build(address)
+    engine = open_database(address, must_exist=True)
+    with Session(engine) as session, session.begin():
+        update_alerts(session, dt.datetime(2026, 3, 20, tzinfo=dt.UTC))
+        for email in (ANNA, BEN):
+            set_role(session, email, Role.TRIAGER)
+    engine.dispose()
+    return address
+
+
+def history_of(url, number):
+    engine = open_database(url, must_exist=True)
+    with Session(engine) as session:
+        found = alert(session, number)
+    engine.dispose()
+    return found
+
+
+def page_of(url, email, monkeypatch, **query):
+    monkeypatch.setenv("DDTREE_BENCH_DB", url)
+    if email is None:
+        monkeypatch.delenv(LOCAL_USER, raising=False)
+    else:
+        monkeypatch.setenv(LOCAL_USER, email)
+    return opened("alerts", url, **query)
+
+
+def say(app, email, state, note, monkeypatch):
+    monkeypatch.setenv(LOCAL_USER, email)
+    app.radio(key="alerts.state.1").set_value(state)
+    app.text_area(key="alerts.note.1").set_value(note)
+    form = next(button for button in app.button if button.label == "Take it down")
+    form.click().run()
+    assert not app.exception
+
+
+def test_a_page_without_a_name_shows_everything_and_takes_nothing(url, monkeypatch):
+    app = page_of(url, None, monkeypatch)
+
+    assert not app.exception
+    table = app.dataframe[0].value
+    assert table["state"].tolist() == ["open", "open"]
+    assert table["change_pct"].tolist() == pytest.approx([8.98, 8.91], abs=0.01)
+    assert "Read\\-only" in words(app) or "Read-only" in words(app)
+    assert not app.text_area
+
+
+def test_a_viewer_reads_and_no_more(url, monkeypatch):
+    app = page_of(url, CARL, monkeypatch)
+
+    assert not app.exception
+    assert "the role viewer reads and no more" in words(app)
+    assert not app.text_area
+    with (
+        opened_database(url) as source,
+        pytest.raises(AlertError, match="expected somebody who may judge, got the viewer carl"),
+    ):
+        source.triage(1, AlertState.EXPECTED, author=CARL, note=None)
+
+
+def test_of_two_people_at_once_nobodys_note_is_lost(url, monkeypatch):
+    hers, his = (page_of(url, email, monkeypatch, alert="1") for email in (ANNA, BEN))
+
+    say(hers, ANNA, "confirmed", HOSTILE, monkeypatch)
+    say(his, BEN, "confirmed", "I see it on my machine too", monkeypatch)
+
+    steps = history_of(url, 1).history
+    said = [(step.state, step.author, step.note) for step in steps]
+    assert said == [
+        ("open", None, None),
+        ("confirmed", ANNA, HOSTILE),
+        ("confirmed", BEN, "I see it on my machine too"),
+    ]
+    assert "Taken down." in his.success[0].value
+    assert his.text_area(key="alerts.note.1").value == ""
+    # Shown as text, by the element that knows no markup.
+    assert HOSTILE in [element.value for element in his.text]
+    assert "<script>" not in words(his)
+
+
+def test_writers_in_one_moment_all_get_their_turn(url):
+    def write(number):
+        with opened_database(url) as source:
+            state = (AlertState.ACKNOWLEDGED, AlertState.CONFIRMED)[number % 2]
+            source.triage(1, state, author=(ANNA, BEN)[number % 2], note=f"note {number}")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(24)))
+
+    notes = [step.note for step in history_of(url, 1).history if step.note]
+    assert sorted(notes) == sorted(f"note {number}" for number in range(24))
+
+
+def test_a_note_that_is_refused_stays_in_its_field(url, monkeypatch):
+    app = page_of(url, ANNA, monkeypatch, alert="1")
+    engine = open_database(url, must_exist=True)
+    with Session(engine) as session, session.begin():
+        set_role(session, ANNA, Role.VIEWER)
+    engine.dispose()
+    # The form was on her screen when her role was taken away.
+    monkeypatch.setattr("dashboard.signing_in.MAY_JUDGE", frozenset(Role))
+
+    say(app, ANNA, "expected", "wanted: larger pages", monkeypatch)
+
+    assert "Not stored" in app.error[0].value
+    assert app.text_area(key="alerts.note.1").value == "wanted: larger pages"
+    assert history_of(url, 1).state == "open"
+
+
+def test_who_is_not_stored_is_a_viewer(url):
+    engine = open_database(url, must_exist=True)
+    with Session(engine) as session:
+        assert role_of(session, "nobody@example.org") is Role.VIEWER
+        assert len(alerts(session)) == 2
+    engine.dispose()
