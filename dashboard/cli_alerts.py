@@ -23,8 +23,9 @@ from db.alert_queries import alerts as stored_alerts
 from db.alerts import BY_THE_SERVICE, LIVE, judge
 from db.change_queries import explained_alert
 from db.changes import summary
-from db.columns import AlertState
+from db.columns import AlertState, Role
 from db.models import AlertNotice
+from db.people import set_role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -111,6 +112,20 @@ def set_(app: App, number: int, state: str, author: str, note: str | None) -> No
     with app.engine(must_exist=True) as engine, Session(engine) as session, session.begin():
         judge(session, number, AlertState(state), author=author, note=note)
     click.echo(f"alert {number}: {state}")
+
+
+@alerts.command()
+@click.argument("email")
+@click.argument("role", type=click.Choice([role.value for role in Role]))
+@pass_app
+def role(app: App, email: str, role: str) -> None:
+    """Say what somebody may do in the dashboard: viewers read, triagers and admins judge alerts.
+
+    Example: ddtree-bench alerts role me@example.org triager
+    """
+    with app.engine(must_exist=True) as engine, Session(engine) as session, session.begin():
+        set_role(session, email.lower(), Role(role))
+    click.echo(f"{email}: {role}")
 
 
 @alerts.command(name="precision")

@@ -168,14 +168,14 @@ class Source:
     ) -> _T:
         """Read through the cache; every caller gets a copy of its own."""
         name = f"{what.__module__}.{what.__name__}"
-        return cast("_T", _copied(self.engine, what, self.url, self.version, name, args, kwargs))
+        return cast("_T", _copied(self.engine, what, (self.url, self.version, name), args, kwargs))
 
     def _share(
         self, what: Callable[Concatenate[Session, _P], _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
         """Read through the cache what nobody can change: frozen records of read-only mappings."""
         name = f"{what.__module__}.{what.__name__}"
-        return cast("_T", _shared(self.engine, what, self.url, self.version, name, args, kwargs))
+        return cast("_T", _shared(self.engine, what, (self.url, self.version, name), args, kwargs))
 
 
 @contextmanager
@@ -196,20 +196,18 @@ def opened(url: str) -> Iterator[Source]:
         engine.dispose()
 
 
-# Arguments with a leading underscore are no part of the key: url, version and name say it all.
+# Arguments with a leading underscore are no part of the key: URL, version and name say it all.
 
 
 @st.cache_data(max_entries=_MOST_ENTRIES, show_spinner=_PROGRESS)
 def _copied(
     _engine: "Engine",
     _what: Callable[..., object],
-    url: str,
-    version: str,
-    name: str,
+    state: tuple[str, str, str],
     args: tuple[Hashable, ...],
     kwargs: dict[str, Hashable],
 ) -> object:
-    del url, version, name
+    del state
     with Session(_engine) as session:
         return _what(session, *args, **kwargs)
 
@@ -218,13 +216,11 @@ def _copied(
 def _shared(
     _engine: "Engine",
     _what: Callable[..., object],
-    url: str,
-    version: str,
-    name: str,
+    state: tuple[str, str, str],
     args: tuple[Hashable, ...],
     kwargs: dict[str, Hashable],
 ) -> object:
-    del url, version, name
+    del state
     with Session(_engine) as session:
         return _what(session, *args, **kwargs)
 

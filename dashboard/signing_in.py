@@ -5,17 +5,14 @@ Streamlit does OpenID Connect; what somebody may do is said by the database, nev
 
 import os
 from dataclasses import dataclass
-from typing import Final
 
 import streamlit as st
 
 from dashboard.data import Source
+from dashboard.theme import LOCAL_USER
 from dashboard.words import escaped
 from db.columns import Role
 from db.people import MAY_JUDGE
-
-# Set by `ddtree-bench dashboard --user`, which serves this machine alone.
-LOCAL_USER: Final = "DDTREE_BENCH_LOCAL_USER"
 
 
 @dataclass(frozen=True, slots=True)

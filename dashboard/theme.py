@@ -1,4 +1,4 @@
-"""What every face of the dashboard looks like: colours, shapes, and the server's flags.
+"""What every face of the dashboard looks like: colours, shapes, and the server's settings.
 
 The colours are Okabe and Ito's, told apart with any colour vision; the blue is a shade lighter, so
 that it serves a dark page as well. No meaning hangs on colour alone, each also has a shape, a sign
@@ -55,6 +55,9 @@ PAGE_ICON: Final = (
 
 # The framework leaves a hand's breadth above the title.
 PAGE_STYLE: Final = ".stMainBlockContainer{padding-top:4.5rem;padding-bottom:3rem}"
+
+# The person of a laptop: set by `ddtree-bench dashboard --user`, which serves this machine alone.
+LOCAL_USER: Final = "DDTREE_BENCH_LOCAL_USER"
 
 # Given to `streamlit run`; the project keeps no configuration file of Streamlit.
 SERVER_FLAGS: Final = (

@@ -19,6 +19,11 @@ def role_of(session: Session, email: str) -> Role:
     return session.scalar(select(User.role).where(User.email == email)) or Role.VIEWER
 
 
+def is_known(session: Session, email: str) -> bool:
+    """Whether somebody has a role that was written down."""
+    return session.scalar(select(User.id).where(User.email == email)) is not None
+
+
 def set_role(session: Session, email: str, role: Role) -> None:
     """Store somebody with a role, or give them another; the caller commits."""
     found = session.scalar(select(User).where(User.email == email))

@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy.orm import Session
 
+from dashboard.cli_dashboard import admit
 from dashboard.data import opened as opened_database
-from dashboard.signing_in import LOCAL_USER
+from dashboard.theme import LOCAL_USER
 from db.alert_queries import alert, alerts
 from db.alerts import update_alerts
 from db.columns import AlertState, Role
@@ -67,7 +68,7 @@ def test_a_page_without_a_name_shows_everything_and_takes_nothing(url, monkeypat
     table = app.dataframe[0].value
     assert table["state"].tolist() == ["open", "open"]
     assert table["change_pct"].tolist() == pytest.approx([8.98, 8.91], abs=0.01)
-    assert "Read\\-only" in words(app) or "Read-only" in words(app)
+    assert "Read-only: nobody can sign in here" in words(app)
     assert not app.text_area
 
 
@@ -138,4 +139,16 @@ def test_who_is_not_stored_is_a_viewer(url):
     with Session(engine) as session:
         assert role_of(session, "nobody@example.org") is Role.VIEWER
         assert len(alerts(session)) == 2
+    engine.dispose()
+
+
+def test_the_person_of_a_laptop_may_judge_unless_told_otherwise(url):
+    engine = open_database(url, must_exist=True)
+    admit(engine, CARL)
+    with Session(engine) as session, session.begin():
+        assert role_of(session, CARL) is Role.TRIAGER
+        set_role(session, CARL, Role.VIEWER)
+    admit(engine, CARL)
+    with Session(engine) as session:
+        assert role_of(session, CARL) is Role.VIEWER
     engine.dispose()
