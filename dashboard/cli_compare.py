@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 from click.exceptions import Exit
 
 from dashboard.cli_base import App, json_option, machine_option, pass_app, print_json
 from dashboard.cli_exit import MissingResultsError, RefusedError, exit_code
+from dashboard.cli_gate import asked_gate, fail_on_option, gate_exit, gate_lines, policy_option
 from dashboard.pr_comment import CommentContext, render
 from dashboard.terminal import console, print_claims, print_comparison
 from dashboard.verdicts import told
@@ -19,9 +20,21 @@ from db.compare import compare as compare_cases
 from db.queries import case_results, resolve_commit
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from sqlalchemy.orm import Session
 
 MERGE_BASE = "merge-base"
+
+
+class _Asked(TypedDict):
+    """The command line's options."""
+
+    markdown: bool
+    fail_on: str | None
+    policy: Path | None
+    as_json: bool
+    machine: str | None
 
 
 def stored_comparison(
@@ -41,12 +54,12 @@ def stored_comparison(
 @click.argument("base")
 @click.argument("head")
 @click.option("--markdown", is_flag=True, help="Print what a pull request's comment says.")
+@fail_on_option
+@policy_option
 @json_option
 @machine_option
 @pass_app
-def compare(
-    app: App, base: str, head: str, *, markdown: bool, as_json: bool, machine: str | None
-) -> None:
+def compare(app: App, /, base: str, head: str, **asked: Unpack[_Asked]) -> None:
     """Compare commit HEAD with commit BASE; a hash may be shortened.
 
     BASE `merge-base` is the newest commit of the main branch with results that HEAD holds.
@@ -54,20 +67,27 @@ def compare(
     The exit status is the verdict: 0 no change or an improvement, 3 regression, 4 a benchmark
     failed or results are missing, 5 inconclusive.
 
-    Example: ddtree-bench compare 1a2b3c4 5d6e7f8 --markdown
+    With --fail-on only what that names counts, and cases that were measured at BASE and are failed,
+    removed or skipped at HEAD; --policy says it by suites, and what is acknowledged.
+
+    Example: ddtree-bench compare 1a2b3c4 5d6e7f8 --fail-on regression --policy gate.toml
     """
-    if markdown and as_json:
+    machine, as_json = asked["machine"], asked["as_json"]
+    if asked["markdown"] and as_json:
         raise RefusedError("output: expected --markdown or --json, got both")
+    judged = asked_gate(asked["fail_on"], asked["policy"])
     with app.reading() as session:
         head = resolve_commit(session, head)
         is_named = base != MERGE_BASE
         base = resolve_commit(session, base) if is_named else baseline(session, head, machine)
         comparison = stored_comparison(session, base, head, machine=machine)
         found = explained(session, base, head, comparison)
+    gated = None if judged is None else judged(comparison)
     if as_json:
-        grouped = {"findings": [one.to_dict() for one in found]}
-        print_json({"base": base, "head": head, **comparison.to_dict(), **grouped})
-    elif markdown:
+        more: dict[str, object] = {"findings": [one.to_dict() for one in found]}
+        more |= {} if gated is None else {"gate": gated.to_dict()}
+        print_json({"base": base, "head": head, **comparison.to_dict(), **more})
+    elif asked["markdown"]:
         click.echo(render(comparison, CommentContext(base, head), found))
     else:
         to = console()
@@ -75,4 +95,6 @@ def compare(
         for one in found:
             click.echo(told(one.moved))
             print_claims(to, one.claims)
-    raise Exit(exit_code(comparison))
+    for line in [] if gated is None else gate_lines(gated):
+        click.echo(line, err=True)
+    raise Exit(exit_code(comparison) if gated is None else gate_exit(comparison, gated))

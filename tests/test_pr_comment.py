@@ -1,9 +1,7 @@
 """The pull-request comment: golden texts, hostile names, and GitHub's limit."""
 
-import dataclasses
 import html
 import re
-from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -12,53 +10,12 @@ from hypothesis import strategies as st
 from dashboard import markdown, pr_comment
 from dashboard.pr_comment import LIMIT_BYTES, MARKER, CommentContext, render
 from dashboard.verdicts import headline
-from db.compare import CaseComparison, CaseKey, Comparison, Verdict
+from db.compare import Comparison, Verdict
+from tests.compared import REGRESSION, UNMEASURED, case, comparison
 
 BASE = "b" * 40
 HEAD = "a" * 40
 CONTEXT = CommentContext(BASE, HEAD)
-KEY = CaseKey("step.Step.time_step", "1", "context=1024, page_size=16", "time", "bw-1", "py3.12")
-REGRESSION = CaseComparison(
-    key=KEY,
-    unit="seconds",
-    direction="lower",
-    verdict=Verdict.REGRESSION,
-    base_value=8e-3,
-    head_value=9e-3,
-    relative_change=0.125,
-    interval_low=0.11,
-    interval_high=0.14,
-    noise_rel=0.008,
-    n_base=30,
-    n_head=32,
-    p_value=1e-4,
-    q_value=1e-3,
-    needed_processes=None,
-    environment_differs=False,
-    reason="the whole interval lies above the relevance",
-)
-UNMEASURED = {
-    "base_value": None,
-    "head_value": None,
-    "relative_change": None,
-    "interval_low": None,
-    "interval_high": None,
-    "noise_rel": None,
-}
-
-
-def case(verdict, **changes):
-    """A case with that verdict; `benchmark` and `params` change its key."""
-    key = {
-        name: changes.pop(name) for name in ("benchmark", "params", "machine") if name in changes
-    }
-    changed = dataclasses.replace(KEY, **key)
-    return dataclasses.replace(REGRESSION, key=changed, verdict=verdict, **changes)
-
-
-def comparison(*cases, verdict=None):
-    counts = Counter(item.verdict for item in cases)
-    return Comparison(cases, {item: counts[item] for item in Verdict}, verdict or cases[0].verdict)
 
 
 def text_between(text, start, end):
