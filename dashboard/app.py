@@ -12,6 +12,7 @@ import streamlit as st
 from dashboard import (
     alerts_page,
     compare_page,
+    diagnose_page,
     freshness,
     history_page,
     incident_page,
@@ -52,7 +53,13 @@ def main() -> None:
         icon=":material/notifications:",
         url_path="alerts",
     )
-    st.navigation([overview, history, compare, alerts, incident], position="top").run()
+    diagnosed = st.Page(
+        _page(diagnose_page.render),
+        title="Diagnose",
+        icon=":material/stethoscope:",
+        url_path="diagnose",
+    )
+    st.navigation([overview, history, compare, diagnosed, alerts, incident], position="top").run()
 
 
 def _page(render: Callable[[Source], None]) -> Callable[[], None]:

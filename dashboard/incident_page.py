@@ -8,6 +8,7 @@ import streamlit as st
 
 from dashboard import incident_charts
 from dashboard.data import Source
+from dashboard.diagnose_frames import cases_table
 from dashboard.incident_frames import (
     cases_over_context,
     counter_readings,
@@ -21,6 +22,7 @@ from dashboard.url_filters import UrlFilters, url_filters
 from dashboard.words import case_name, count_text, escaped
 from db.evidence import CaseDiagnosis, Claim, Diagnosis, Evidence, EvidencePoint
 from db.numbers import digits
+from db.reproduction import SideBySide
 
 # Machines under this label repeated the incident's attention with their own telemetry.
 REPRODUCTION_MACHINES: Final = "h200"
@@ -31,6 +33,7 @@ COUNTER_MARKS: Final = {
     "evidence": ":blue[:material/check: evidence]",
 }
 CLAIM_COLUMNS: Final = (1.1, 4.4, 1.3, 3.2)
+BESIDE_COLUMNS: Final = (2.0, 3.0, 3.0)
 
 
 def render(source: Source) -> None:
@@ -43,6 +46,7 @@ def render(source: Source) -> None:
             icon=":material/inbox:",
         )
         return
+    beside = source.incident()
     with url_filters("incident") as filters:
         machine, commit = _picked(filters, source, machines)
         found = source.diagnoses(machine, commit)
@@ -56,6 +60,8 @@ def render(source: Source) -> None:
             _recording(evidence, diagnosis)
         if len(found) > MOST_RUNS:
             st.caption(f"The newest {MOST_RUNS} of {len(found)} runs of this commit are shown.")
+    if beside is not None:
+        _beside(beside)
     _reproduction(source, [name for name in machines if name != machine])
 
 
@@ -87,12 +93,12 @@ def _recording(evidence: Evidence, diagnosis: Diagnosis) -> None:
         _times(evidence, cases_over_context(diagnosis, only_kv=True), only_kv=True)
     with right:
         st.subheader("The counter that misled")
-        _counters(evidence, telling)
+        show_counters(evidence, telling)
     st.subheader("What is known, and how well")
     for claim in sorted(diagnosis.claims, key=lambda claim: not claim.is_alarm):
-        _claim(claim)
+        show_claim(claim)
     with st.expander("Cases as a table", icon=":material/table:"):
-        st.dataframe(_cases_table(diagnosis), hide_index=True)
+        st.dataframe(cases_table(diagnosis.cases), hide_index=True)
 
 
 def _numbers(point: EvidencePoint, case: CaseDiagnosis, power_limit_w: float | None) -> None:
@@ -141,7 +147,9 @@ def _times(evidence: Evidence, cases: pd.DataFrame, *, only_kv: bool) -> None:
     )
 
 
-def _counters(evidence: Evidence, telling: Sequence[tuple[EvidencePoint, CaseDiagnosis]]) -> None:
+def show_counters(
+    evidence: Evidence, telling: Sequence[tuple[EvidencePoint, CaseDiagnosis]]
+) -> None:
     """Draw the counters of each case, and say once what each counter can and cannot say."""
     tables = [
         (case, counter_readings(point, case, evidence.power_limit_w))
@@ -168,7 +176,8 @@ def _counters(evidence: Evidence, telling: Sequence[tuple[EvidencePoint, CaseDia
     )
 
 
-def _claim(claim: Claim) -> None:
+def show_claim(claim: Claim) -> None:
+    """Show a claim with its status, its number and its evidence."""
     badge, statement, value, evidence = st.columns(CLAIM_COLUMNS, vertical_alignment="top")
     badge.badge(claim.status, color=CLAIM_BADGES[claim.status])
     statement.markdown(escaped(claim.statement))
@@ -176,26 +185,37 @@ def _claim(claim: Claim) -> None:
     evidence.caption(escaped(claim.evidence))
 
 
-def _cases_table(diagnosis: Diagnosis) -> pd.DataFrame:
-    return pd.DataFrame(
-        [
-            {
-                "benchmark": case.benchmark,
-                "params": case.params,
-                "context (tokens)": case.context_tokens,
-                "time (ms)": case.time_ms,
-                "samples": case.n,
-                "rate (GB/s)": case.effective_gb_s,
-                "KV-read floor (ms)": case.kv_floor_ms,
-                "above KV floor": case.kv_floor_ratio,
-                "floor (ms)": case.floor_ms,
-                "above floor": case.floor_ratio,
-                "bound by": case.bound,
-                "commit length": case.commit_length,
-            }
-            for case in diagnosis.cases
-        ]
-    )
+def _beside(found: SideBySide) -> None:
+    """Lay the incident beside the run that repeated it: what was measured, and what is known."""
+    st.header("The incident beside its reproduction", divider="gray")
+    for side, said in found.sources:
+        st.caption(f"**{side}**: {escaped(said)}")
+    titles = {"original": "original", "repeated": "repeated", "fast": "the fast kernel there"}
+    for title, lines, more in (
+        ("What was measured", found.measured, {}),
+        ("Counters", found.counters, {"alone": "taken alone", "worth": "worth"}),
+    ):
+        st.subheader(title)
+        table = pd.DataFrame(
+            [
+                {"": line.what, **{shown: getattr(line, name) for name, shown in columns.items()}}
+                for columns in [titles | more]
+                for line in lines
+            ]
+        )
+        st.table(table.map(escaped).set_index(""))
+    st.subheader("What is known of either")
+    for one in found.known:
+        what, original, repeated = st.columns(BESIDE_COLUMNS)
+        what.markdown(f"**{escaped(one.what)}**")
+        for column, status, said in (
+            (original, one.original, one.original_says),
+            (repeated, one.repeated, one.repeated_says),
+        ):
+            column.badge(status, color=CLAIM_BADGES[status])
+            column.caption(escaped(said))
+    for line in found.summary:
+        st.markdown(f"- {escaped(line)}")
 
 
 def _reproduction(source: Source, machines: Sequence[str]) -> None:
@@ -224,4 +244,4 @@ def _repeated(machine: str, commit: str, evidence: Evidence, diagnosis: Diagnosi
     _times(evidence, cases, only_kv=False)
     telling = telling_cases(evidence, diagnosis, prefix=REPRODUCTION_SUITE)
     # The series farthest from its floor and the one nearest to it.
-    _counters(evidence, telling if len(telling) <= 2 else [telling[0], telling[-1]])
+    show_counters(evidence, telling if len(telling) <= 2 else [telling[0], telling[-1]])
