@@ -17,7 +17,7 @@ _LABEL_GAP: Final = 0.12
 # All that a chart and its hovering need; the rest would only travel to the browser.
 _PLOTTED: Final = (
     *("order", "shown", "low", "high", "status", "series", "epoch", "environment", "colour"),
-    *("short", "subject", "day", "marks", "n", "run_id"),
+    *("short", "subject", "day", "marks", "n", "run_id", "result_id"),
 )
 
 _MARKED: Final = (
@@ -55,9 +55,10 @@ def plotted(points: pd.DataFrame, view: HistoryView) -> pd.DataFrame:
     frame["colour"] = [STATUS_STYLES[status].colour for status in frame["status"]]
     frame["short"] = [commit_text(commit) for commit in frame["commit"]]
     frame["day"] = pd.to_datetime(frame["commit_date"], utc=True).dt.strftime("%Y-%m-%d")
+    told = frame["excluded"] if "excluded" in frame else pd.Series("", index=frame.index)
     frame["marks"] = [
-        ", ".join(word for word, is_set in (("external", far), ("dirty tree", dirty)) if is_set)
-        for far, dirty in zip(frame["external"], frame["dirty"], strict=True)
+        ", ".join(filter(None, ("external" * bool(far), "dirty tree" * bool(dirty), said)))
+        for far, dirty, said in zip(frame["external"], frame["dirty"], told.fillna(""), strict=True)
     ]
     return frame[[column for column in _PLOTTED if column in frame]]
 

@@ -9,6 +9,7 @@ import pandas as pd
 
 from dashboard.chart_frames import HistoryView
 from dashboard.theme import GREEN, GREY, ORANGE, STATUS_STYLES
+from db.queries import EXCLUDED
 
 # An axis spans at least this share of the level to each side, so that noise looks like noise.
 _LEAST_SPAN_REL: Final = 0.05
@@ -16,6 +17,8 @@ _LEAST_SPAN_REL: Final = 0.05
 _MOST_BARS: Final = 60
 _NUM_TICKS: Final = 6
 _BAND_TAIL: Final = 0.02
+# The name of the selection that a click on a point makes.
+PICKED: Final = "picked"
 MISSING: Final = ("failed", "skipped")
 
 
@@ -120,6 +123,17 @@ def tooltips(view: HistoryView) -> list[alt.Tooltip]:
     ]
 
 
+def handles() -> list[alt.Parameter]:
+    """Let a reader pick a point with a click, drag the axes, and zoom with Shift and the wheel.
+
+    A plain turn of the wheel goes on scrolling the page.
+    """
+    return [
+        alt.selection_point(name=PICKED, fields=["result_id"], on="click", empty=False),
+        alt.selection_interval(name="view", bind="scales", zoom="wheel![event.shiftKey]"),
+    ]
+
+
 def points(frame: pd.DataFrame, scale: alt.Scale, view: HistoryView) -> alt.Chart:
     """Draw each value by its status; this layer owns the titles of both axes."""
     chart: alt.Chart = (
@@ -163,6 +177,7 @@ def path(scale: alt.Scale) -> alt.Chart:
     """Join neighbours faintly; failed and skipped results leave a gap."""
     chart: alt.Chart = (
         alt.Chart()
+        .transform_filter(alt.datum.status != EXCLUDED)
         .mark_line(strokeWidth=1, opacity=0.3, invalid="break-paths-filter-domains")
         .encode(
             x=alt.X("order:Q"),
@@ -181,7 +196,7 @@ def spread(frame: pd.DataFrame, scale: alt.Scale) -> list[alt.Chart]:
     if len(frame) <= _MOST_BARS:
         marks.append(alt.Chart().mark_rule(opacity=0.5, strokeWidth=3, clip=True))
     return [
-        mark.encode(
+        mark.transform_filter(alt.datum.status != EXCLUDED).encode(
             x=alt.X("order:Q"),
             y=alt.Y("low:Q", scale=scale),
             y2=alt.Y2("high:Q"),

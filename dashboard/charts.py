@@ -22,7 +22,7 @@ def history(points: pd.DataFrame, change_points: pd.DataFrame, view: HistoryView
         *layer.epochs(frame),
         *layer.spread(frame, scale),
         layer.path(scale),
-        layer.points(frame, scale, view),
+        layer.points(frame, scale, view).add_params(*layer.handles()),
         *layer.missing_points(frame),
         *layer.level_lines(levels, scale),
         *layer.change_marks(changes),
@@ -52,7 +52,9 @@ def overlay(points: pd.DataFrame, change_points: pd.DataFrame, view: HistoryView
     layers = [
         band.encode(x=x, y=alt.Y("low:Q", scale=scale), y2=alt.Y2("high:Q"), color=colour),
         alt.Chart().mark_line(strokeWidth=1, opacity=0.4).encode(x=x, y=value, color=colour),
-        point.encode(x=x, y=value, color=colour, shape=shape, tooltip=tooltip),
+        point.encode(x=x, y=value, color=colour, shape=shape, tooltip=tooltip).add_params(
+            *layer.handles()
+        ),
         *(mark.encode(color=colour) for mark in layer.missing_points(frame)),
         *(mark.encode(color=colour) for mark in layer.level_lines(levels, scale)),
         *layer.change_marks(changes, labelled=False),

@@ -66,9 +66,9 @@ class Source:
         """Results of a series in commit order."""
         return self._read(_history, series_id)
 
-    def excluded(self, series_id: int) -> pd.DataFrame:
-        """Results of a series that somebody left out."""
-        return self._read(page_queries.excluded, series_id)
+    def whole_history(self, series_id: int) -> pd.DataFrame:
+        """Results of a series in commit order, with those that somebody left out."""
+        return self._read(_whole_history, series_id)
 
     def samples(self, result_id: int) -> list[float]:
         """Recorded samples of one result."""
@@ -235,6 +235,10 @@ def _all_commits(session: Session) -> pd.DataFrame:
 
 def _history(session: Session, series_id: int) -> pd.DataFrame:
     return queries.history(session, series_id)
+
+
+def _whole_history(session: Session, series_id: int) -> pd.DataFrame:
+    return queries.history(session, series_id, include_excluded=True)
 
 
 def _windows(session: Session, result_id: int) -> pd.DataFrame:

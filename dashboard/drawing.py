@@ -11,11 +11,10 @@ import altair as alt
 import pandas as pd
 import streamlit as st
 
+from dashboard.chart_layers import PICKED
 from dashboard.downloads import offer
 
 _DATA: Final = "results"
-# The name of the selection that a click on a mark makes, in every chart that has one.
-PICKED: Final = "picked"
 
 
 def draw(

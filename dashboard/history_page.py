@@ -10,7 +10,7 @@ import streamlit as st
 from dashboard import charts, history_tables
 from dashboard.chart_frames import align
 from dashboard.data import Source
-from dashboard.drawing import draw
+from dashboard.drawing import draw_pickable
 from dashboard.findings import group_findings, standing
 from dashboard.selection import (
     PARAM_PREFIX,
@@ -68,7 +68,7 @@ def render(source: Source) -> None:
         _draw(source, shown, look)
         history_tables.change_points(shown)
         history_tables.results(shown)
-        history_tables.again(filters, shown)
+        history_tables.point(filters, source, shown)
 
 
 def _filtered(filters: UrlFilters, source: Source, table: pd.DataFrame) -> pd.DataFrame:
@@ -126,7 +126,7 @@ def _read(source: Source, chosen: pd.DataFrame, look: Look) -> list[ShownSeries]
     for name, record in zip(names, chosen.to_dict("records"), strict=True):
         row = {str(column): value for column, value in record.items()}
         series_id = int(row["series_id"])
-        points = source.history(series_id)
+        points = source.whole_history(series_id)
         floor_s, basis = source.floor(series_id, str(row["last_commit"]))
         view = view_of(
             row,
@@ -163,11 +163,14 @@ def _draw_panels(shown: Sequence[ShownSeries], look: Look) -> None:
     for one, slot in zip(shown, slots, strict=False):
         with slot:
             st.markdown(f"**{escaped(one.name)}**")
-            draw(
-                charts.history(newest(one.points, look.last), one.change_points, one.view),
+            drawn = charts.history(newest(one.points, look.last), one.change_points, one.view)
+            picked = draw_pickable(
+                drawn,
                 key=f"history-{one.row['series_id']}",
                 description=f"History of {one.name}: {one.view.y_title}",
+                name=f"history-{one.name}-{one.row['series_id']}",
             )
+            history_tables.pick(one, picked)
             st.caption(history_tables.summary(one))
 
 
@@ -177,11 +180,14 @@ def _draw_over_one_another(source: Source, shown: Sequence[ShownSeries], look: L
         [one.change_points.assign(series=one.name) for one in shown], ignore_index=True
     )
     aligned = newest(align(points, source.commits()), look.last)
-    draw(
+    picked = draw_pickable(
         charts.overlay(aligned, changes, shown[0].view),
         key="overlay",
         description=f"{len(shown)} series over one another: {shown[0].view.y_title}",
+        name="history-overlay",
     )
+    for one in shown:
+        history_tables.pick(one, picked)
 
 
 def newest(points: pd.DataFrame, last: int | None) -> pd.DataFrame:

@@ -1,17 +1,21 @@
-"""What stands below a history: its change points, its numbers, and how to measure one again."""
+"""What stands below a history: its change points, its numbers, and one point in full."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import pandas as pd
 import streamlit as st
 from streamlit.elements.lib.column_types import ColumnConfig
 
+from dashboard.data import Source
 from dashboard.reproduce import recipe
 from dashboard.series_view import ShownSeries, commit_labels
 from dashboard.units import change_text, commit_text, p_value_text
 from dashboard.url_filters import UrlFilters
 from dashboard.words import count_text, escaped
+from db.queries import EXCLUDED
 
+_LAST_PICK: Final = "history.picked"
 _RESULT_COLUMNS = {
     "series": "Series",
     "commit": "Commit",
@@ -33,10 +37,12 @@ def summary(shown: ShownSeries) -> str:
     counts = shown.points["status"].value_counts()
     num_commits = shown.points["commit"].nunique()
     parts = [
-        count_text(len(shown.points), "result") + " on " + count_text(num_commits, "commit"),
+        count_text(sum(shown.points["status"] != EXCLUDED), "result")
+        + " on "
+        + count_text(num_commits, "commit"),
         *(
             f"{counts[name]} {name}"
-            for name in ("failed", "skipped", "single-sample")
+            for name in ("failed", "skipped", "single-sample", EXCLUDED)
             if name in counts
         ),
         count_text(len(shown.change_points), "change point"),
@@ -108,9 +114,22 @@ def _printed(one: ShownSeries) -> pd.DataFrame:
     )
 
 
-def again(filters: UrlFilters, shown: Sequence[ShownSeries]) -> None:
-    """Give the command that measures a point again."""
-    st.subheader("Measure a point again")
+def pick(one: ShownSeries, picked: Mapping[str, Any] | None) -> None:
+    """Let a click on a point of a series choose it below; a click counts once."""
+    if picked is None or st.session_state.get(_LAST_PICK) == picked:
+        return
+    found = one.points[one.points["result_id"] == picked.get("result_id")]
+    if found.empty:
+        return
+    st.session_state[_LAST_PICK] = dict(picked)
+    st.session_state["history.filter.point"] = [one.name]
+    st.session_state["history.filter.commit"] = [str(found["commit"].iloc[0])]
+
+
+def point(filters: UrlFilters, source: Source, shown: Sequence[ShownSeries]) -> None:
+    """Show one point: its commit, its samples, its telemetry, and how to measure it again."""
+    st.subheader("One point")
+    st.caption("Click a point of a chart, or choose it here.")
     left, right = st.columns(2)
     names = [one.name for one in shown]
     with left:
@@ -121,14 +140,53 @@ def again(filters: UrlFilters, shown: Sequence[ShownSeries]) -> None:
         commit = filters.one(
             "Commit", "commit", hashes, default=hashes[0], labels=commit_labels(one.points)
         )
-    point = one.points[one.points["commit"] == commit].iloc[-1]
+    found = one.points[one.points["commit"] == commit]
+    found = found[found["status"] != EXCLUDED] if len(found) > 1 else found
+    row = found.iloc[-1]
+    _said(one, row)
+    _samples(source, one, row)
+    _telemetry(source, row)
     how = recipe(
         benchmark=str(one.row["benchmark"]),
         params=str(one.row["params"]),
         commit=commit,
-        is_external=bool(point["external"]),
+        is_external=bool(row["external"]),
         has_repository=one.points.attrs["order_basis"] == "repository",
     )
+    st.markdown("**Measure it again**")
     if how.command is not None:
         st.code(how.command, "shell", wrap_lines=True)
     st.caption(how.note)
+
+
+def _said(one: ShownSeries, row: "pd.Series[Any]") -> None:
+    subject = escaped(str(row["subject"] or "subject not known"))
+    value = one.view.unit.text(None if pd.isna(row["value"]) else float(row["value"]))
+    st.markdown(
+        f"`{row['commit']}`  \n**{subject}**  \n{value} · {row['status']} · run {row['run_id']} · "
+        f"{escaped(str(row['environment'] or 'environment not recorded'))}"
+    )
+
+
+def _samples(source: Source, one: ShownSeries, row: "pd.Series[Any]") -> None:
+    samples = source.samples(int(row["result_id"]))
+    if not samples:
+        st.caption("No single sample of it is stored.")
+        return
+    scaled = [value / one.view.unit.divisor for value in samples]
+    with st.expander(f"{count_text(len(samples), 'sample')}", icon=":material/scatter_plot:"):
+        st.dataframe(
+            pd.DataFrame({"sample": range(len(scaled)), one.view.unit.label or "value": scaled}),
+            hide_index=True,
+        )
+
+
+def _telemetry(source: Source, row: "pd.Series[Any]") -> None:
+    windows = source.windows(int(row["result_id"]))
+    if windows.empty:
+        st.caption("No telemetry belongs to it.")
+        return
+    label = f"Telemetry: {count_text(len(windows), 'window')}"
+    with st.expander(label, icon=":material/sensors:"):
+        known = windows.dropna(axis="columns", how="all").drop(columns=["commit", "result_id"])
+        st.dataframe(known, hide_index=True)

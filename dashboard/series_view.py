@@ -22,6 +22,7 @@ _SYMBOLS: Final[Mapping[str, str]] = {
     "diamond": "\N{BLACK DIAMOND SUIT}",
     "cross": "\N{HEAVY GREEK CROSS}",
     "triangle-down": "\N{BLACK DOWN-POINTING TRIANGLE}",
+    "square": "\N{BLACK SQUARE}",
 }
 _BAND, _LEVEL, _RULE = (
     "\N{DARK SHADE}",

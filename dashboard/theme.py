@@ -35,6 +35,7 @@ STATUS_STYLES: Final[Mapping[str, PointStyle]] = {
     "single-sample": PointStyle(SKY, "diamond"),
     "failed": PointStyle(VERMILION, "cross"),
     "skipped": PointStyle(GREY, "triangle-down"),
+    "excluded": PointStyle(PURPLE, "square"),
 }
 
 # What a change means for the reader, by the metric's direction.

@@ -1,4 +1,4 @@
-"""What single pages read beside `db.queries`: age, samples, what was left out, noise, telemetry."""
+"""What single pages read beside `db.queries`: age, samples, noise, telemetry."""
 
 import datetime as dt
 
@@ -11,7 +11,6 @@ from db.frames import frame_of
 from db.labels import environment_label
 from db.models import (
     Commit,
-    Exclusion,
     Machine,
     Result,
     Revision,
@@ -25,7 +24,6 @@ from db.models import (
 )
 from db.session import chunks
 
-EXCLUDED_COLUMNS = ("commit", "value", "run_id", "result_id", "n", "author", "reason")
 ENVIRONMENT_COLUMNS = ("machine", "environment", "first", "last", "windows")
 NOISE_COLUMNS = ("machine", "week", "noise_pct", "results")
 WINDOW_COLUMNS = ("window_id", "machine", "at", "benchmark", "seconds", "validity")
@@ -42,26 +40,6 @@ def samples(session: Session, result_id: int) -> list[float]:
     """Give the recorded samples of a result in their order, in the metric's unit."""
     query = select(Sample.value).where(Sample.result_id == result_id).order_by(Sample.position)
     return list(session.scalars(query))
-
-
-def excluded(session: Session, series_id: int) -> pd.DataFrame:
-    """List the measured results of a series that somebody left out, with who and why."""
-    query = (
-        select(
-            Commit.sha,
-            Result.value,
-            Result.run_id,
-            Result.id,
-            Result.n,
-            Exclusion.author,
-            Exclusion.reason,
-        )
-        .join(Commit, Commit.id == Result.commit_id)
-        .join(Exclusion, Exclusion.id == Result.exclusion_id)
-        .where(Result.series_id == series_id, Result.value.is_not(None))
-        .order_by(Result.id)
-    )
-    return frame_of(session.execute(query).all(), EXCLUDED_COLUMNS)
 
 
 def environments(session: Session) -> pd.DataFrame:

@@ -25,6 +25,7 @@ from db.models import (
     Benchmark,
     ChangePoint,
     Commit,
+    Exclusion,
     Machine,
     Metric,
     Result,
@@ -67,6 +68,7 @@ SERIES_COLUMNS = (
     "last_commit",
     "last_date",
 )
+EXCLUDED = "excluded"  # the status of what somebody left out
 HISTORY_COLUMNS = (
     "commit",
     "commit_date",
@@ -167,12 +169,20 @@ def _newest(session: Session, commits_listed: Sequence[str]) -> list[tuple[str, 
 
 
 def history(
-    session: Session, series_id: int, *, include_dirty: bool = False, main_only: bool = False
+    session: Session,
+    series_id: int,
+    *,
+    include_dirty: bool = False,
+    main_only: bool = False,
+    include_excluded: bool = False,
 ) -> pd.DataFrame:
     """Give the results of a series in the order of its commits.
 
     `main_only` leaves out commits that a repository knows to be off its main branch, such as
     those of pull requests; a commit of which no repository told stays in.
+
+    `include_excluded` adds what somebody left out, with the status "excluded" and a column
+    `excluded` that says who did and why.
 
     `order` counts commits from 0; results of one commit share it and follow their start.
     `epoch` numbers the runner environments by first appearance, so one that returns has its old
@@ -185,13 +195,19 @@ def history(
         No series has that id.
     """
     _require_series(session, series_id)
-    query = _history_query(series_id, include_dirty=include_dirty, main_only=main_only)
+    query = _history_query(series_id, main_only=main_only).where(
+        *(() if include_excluded else (Result.exclusion_id.is_(None),)),
+        *(() if include_dirty else (Result.dirty.is_(False),)),
+    )
     rows = session.execute(query).all()
     basis = _order_basis(rows)
     rows = _in_order(rows)
     frame = frame_of(rows, HISTORY_COLUMNS)
     frame["started_at"] = pd.to_datetime(frame["started_at"], unit="ms", utc=True)
     frame["status"] = frame["status"].astype(str)
+    if include_excluded:
+        frame["excluded"] = [_left_out(row.Exclusion) for row in rows]
+        frame.loc[frame["excluded"] != "", "status"] = EXCLUDED
     for name in ("value", "q25", "q75", "ci_low", "ci_high", "n"):
         frame[name] = frame[name].astype(float)
     frame.insert(0, "order", pd.factorize(frame["commit"])[0])
@@ -205,9 +221,7 @@ def history(
     return frame
 
 
-def _history_query(
-    series_id: int, *, include_dirty: bool, main_only: bool
-) -> Select[*tuple[Any, ...]]:
+def _history_query(series_id: int, *, main_only: bool) -> Select[*tuple[Any, ...]]:
     """Select what `history` shows, in the order in which it was measured."""
     query = (
         select(
@@ -232,17 +246,23 @@ def _history_query(
             Result.runner_environment_id.label("environment_id"),
             RunnerEnvironment,
             Runner,
+            Exclusion,
         )
         .join(Commit, Commit.id == Result.commit_id)
         .outerjoin(RunnerEnvironment, RunnerEnvironment.id == Result.runner_environment_id)
         .outerjoin(Runner, Runner.id == RunnerEnvironment.runner_id)
-        .where(Result.series_id == series_id, counts(include_dirty=include_dirty))
+        .outerjoin(Exclusion, Exclusion.id == Result.exclusion_id)
+        .where(Result.series_id == series_id)
     )
     if main_only:
         query = query.where(
             or_(Commit.branch.is_not(None), Commit.order_basis != OrderBasis.REPOSITORY)
         )
     return query.order_by(Result.started_at_ms, Result.id)
+
+
+def _left_out(exclusion: Exclusion | None) -> str:
+    return "" if exclusion is None else f"left out by {exclusion.author}: {exclusion.reason}"
 
 
 def change_points(session: Session, series_id: int) -> pd.DataFrame:

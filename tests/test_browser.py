@@ -191,6 +191,17 @@ def test_hovering_a_point_names_its_commit(site, tab):
         assert word in text
 
 
+def test_a_click_on_a_point_shows_it_and_is_part_of_the_link(site, tab):
+    visit(tab, f"{site}/history?benchmark=step.Step.time_step&p.page_size=1")
+    tab.locator("[data-testid=stVegaLiteChart] [aria-roledescription=point]").nth(10).click()
+
+    tab.wait_for_url("**commit=**")
+    tab.wait_for_selector(FINISHED)
+    commit = query(tab)["commit"][0]
+    expect(tab.get_by_text(commit, exact=True).first).to_be_visible()
+    expect(tab.locator("[data-testid=stCode]")).to_contain_text(commit)
+
+
 def test_incident_is_drawn(site, tab):
     visit(tab, f"{site}/incident")
 

@@ -15,6 +15,7 @@ from dashboard import chart_layers, charts
 from dashboard.chart_frames import HistoryView, marked_changes, plotted, segments
 from dashboard.theme import CHANGE_COLOURS, STATUS_STYLES
 from dashboard.units import DisplayUnit, commit_text
+from db.queries import EXCLUDED
 
 MS = DisplayUnit(1e-3, "ms")
 VIEW = HistoryView(quantity="time", unit=MS)
@@ -132,9 +133,9 @@ def test_failed_and_skipped_results_are_drawn_apart_and_leave_a_gap():
 
 
 def test_every_status_differs_in_colour_and_in_shape():
-    assert set(STATUS_STYLES) == {"ok", "single-sample", *chart_layers.MISSING}
-    assert len({style.colour for style in STATUS_STYLES.values()}) == 4
-    assert len({style.shape for style in STATUS_STYLES.values()}) == 4
+    assert set(STATUS_STYLES) == {"ok", "single-sample", EXCLUDED, *chart_layers.MISSING}
+    assert len({style.colour for style in STATUS_STYLES.values()}) == len(STATUS_STYLES)
+    assert len({style.shape for style in STATUS_STYLES.values()}) == len(STATUS_STYLES)
 
 
 def test_levels_are_those_of_the_database_and_cover_the_series():

@@ -11,6 +11,8 @@ from sqlalchemy import create_engine, text
 from streamlit.testing.v1 import AppTest
 from streamlit.util import calc_hash
 
+from db.exclusions import Selection, exclude
+from db.session import open_database
 from tests import pages_database as demo
 
 APP = str(Path(__file__).parent.parent / "dashboard" / "app.py")
@@ -227,6 +229,47 @@ def test_the_command_of_a_point_names_its_commit_and_case(show):
         f"ddtree-bench run --profile full --commits {commit}^! "
         r"--bench '^step\.Step\.time_step\(1024, 16\)$'"
     )
+
+
+def test_a_click_on_a_point_shows_its_commit_and_its_command(show):
+    app = show("history", benchmark=WORST, p__page_size="1")
+    results = app.dataframe[1].value
+    clicked = results[results["commit"] == demo.sha(20)[:10]].iloc[0]
+
+    # The first series that the database was given; the key of its chart names it.
+    app.session_state["history-1"] = {
+        "selection": {"picked": [{"result_id": int(clicked["result_id"])}]}
+    }
+    app.run()
+
+    assert not app.exception
+    assert app.query_params["commit"] == demo.sha(20)
+    assert f"`{demo.sha(20)}`" in words(app)
+    assert demo.sha(20) in app.code[0].value
+    # A click counts once: what is chosen after it holds.
+    app.selectbox(key="history.filter.commit").set_value(demo.sha(21)).run()
+    assert app.query_params["commit"] == demo.sha(21)
+
+
+def test_what_was_left_out_is_drawn_with_its_reason_and_counts_no_more(show, tmp_path):
+    address = f"sqlite:///{tmp_path}/excluded.db"
+    demo.build(address)
+    engine = open_database(address, must_exist=True)
+    exclude(engine, Selection(demo.sha(25), None, WORST), author="anna", reason="the <b>fan</b>")
+    engine.dispose()
+
+    app = show("history", database=address, benchmark=WORST, p__page_size="1")
+
+    assert not app.exception
+    assert "59 results on 60 commits · 1 failed · 1 excluded" in words(app)
+    table = app.dataframe[1].value.set_index("commit")
+    assert table.loc[demo.sha(25)[:10], "status"] == "excluded"
+    (chart,) = charts(app)
+    (points, *_) = [layer for layer in chart["layer"] if layer["mark"]["type"] == "point"]
+    shapes = points["encoding"]["shape"]["scale"]
+    assert dict(zip(shapes["domain"], shapes["range"], strict=True))["excluded"] == "square"
+    (line,) = [layer for layer in chart["layer"] if layer["mark"]["type"] == "line"]
+    assert "excluded" in json.dumps(line["transform"])
 
 
 def test_a_result_from_elsewhere_has_no_command_and_says_so(show):
