@@ -16,6 +16,7 @@ from dashboard import (
     freshness,
     history_page,
     incident_page,
+    machines_page,
     overview_page,
 )
 from dashboard.data import Source, opened
@@ -59,7 +60,12 @@ def main() -> None:
         icon=":material/stethoscope:",
         url_path="diagnose",
     )
-    st.navigation([overview, history, compare, diagnosed, alerts, incident], position="top").run()
+    machines = st.Page(
+        _page(machines_page.render), title="Machines", icon=":material/dns:", url_path="machines"
+    )
+    st.navigation(
+        [overview, history, compare, diagnosed, machines, alerts, incident], position="top"
+    ).run()
 
 
 def _page(render: Callable[[Source], None]) -> Callable[[], None]:

@@ -10,6 +10,8 @@ from dashboard.theme import BLUE, GREEN, GREY, ORANGE, VERMILION
 
 _ROW_PX: Final = 24
 _CELL_PX: Final = 34
+# What title, legend and axis take of the height, which a page gives to all of them together.
+_FRAME_PX: Final = 130
 # Changes are coloured up to this one; larger ones are as dark.
 _FULL_PCT: Final = 25.0
 _VERDICT_COLOURS: Final = {
@@ -54,7 +56,7 @@ def intervals(frame: pd.DataFrame, *, relevance_pct: float) -> alt.LayerChart:
             x=x, color=colour, shape=shape, tooltip=tooltip
         ),
     ]
-    height = 70 + _ROW_PX * len(frame)
+    height = _FRAME_PX + _ROW_PX * len(frame)
     return alt.LayerChart(data=frame, layer=layers).properties(height=height)
 
 
@@ -69,9 +71,12 @@ def heat_map(found: HeatMap) -> alt.LayerChart:
     colour = alt.Color(
         "worse_pct:Q",
         scale=alt.Scale(
-            domain=[-_FULL_PCT, 0, _FULL_PCT], range=[GREEN, "#E8E8EA", VERMILION], clamp=True
+            domain=[-_FULL_PCT, 0, _FULL_PCT],
+            range=[GREEN, "#E8E8EA", VERMILION],
+            clamp=True,
+            interpolate="rgb",
         ),
-        legend=alt.Legend(title="worse (%)", orient="right", gradientLength=90),
+        legend=alt.Legend(title="worse (%)", orient="right", gradientLength=80),
     )
     tooltip = [
         alt.Tooltip("across:N", title=found.across),
@@ -84,5 +89,5 @@ def heat_map(found: HeatMap) -> alt.LayerChart:
         base.mark_rect(stroke="white", strokeWidth=2).encode(color=colour, tooltip=tooltip),
         base.mark_text(color="#1B1D22", fontSize=12).encode(text="text:N"),
     ]
-    height = 60 + _CELL_PX * len(order["down"])
+    height = _FRAME_PX + _CELL_PX * len(order["down"])
     return alt.LayerChart(data=found.cells, layer=layers).properties(height=height)

@@ -47,7 +47,7 @@ def roofline(cases: pd.DataFrame, roof: pd.DataFrame) -> alt.LayerChart:
 
 def distances(frame: pd.DataFrame) -> alt.LayerChart:
     """Draw how many times its floor each case takes; the rule is the floor itself."""
-    y = alt.Y("case:N", sort=frame["case"].tolist(), title=None, axis=alt.Axis(labelLimit=420))
+    y = alt.Y("case:N", sort=frame["case"].tolist(), title=None, axis=alt.Axis(labelLimit=620))
     x = alt.X(
         "floor_ratio:Q",
         title="time over its floor (times) · lower is better",
@@ -64,7 +64,7 @@ def distances(frame: pd.DataFrame) -> alt.LayerChart:
         ),
         base.mark_text(align="left", dx=9, color=GREY).encode(x=x, text=text),
     ]
-    return alt.LayerChart(data=frame, layer=layers).properties(height=60 + _ROW_PX * len(frame))
+    return alt.LayerChart(data=frame, layer=layers).properties(height=90 + _ROW_PX * len(frame))
 
 
 def line_over_bytes(cases: pd.DataFrame, line: pd.DataFrame) -> alt.LayerChart:

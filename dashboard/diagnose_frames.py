@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
+from dashboard.selection import parse_params
 from dashboard.words import case_name
 from db.evidence import (
     CaseDiagnosis,
@@ -66,19 +67,31 @@ def distances(diagnosis: Diagnosis, most: int) -> pd.DataFrame:
     """Give the cases farthest from their floor, the farthest first."""
     known = [case for case in diagnosis.cases if case.floor_ratio is not None]
     known.sort(key=lambda case: -(case.floor_ratio or 0.0))
+    known = known[:most]
+    settings = [set(parse_params(case.params).items()) for case in known]
+    shared = set.intersection(*settings) if settings else set()
     return pd.DataFrame(
         [
             {
-                "case": case_name(case.benchmark, case.params),
+                "case": _short_name(case, shared),
                 "floor_ratio": case.floor_ratio,
                 "time_ms": case.time_ms,
                 "floor_ms": case.floor_ms,
                 "basis": case.floor_basis,
                 "bound": case.bound or "not told",
             }
-            for case in known[:most]
+            for case in known
         ],
         columns=["case", "floor_ratio", "time_ms", "floor_ms", "basis", "bound"],
+    )
+
+
+def _short_name(case: CaseDiagnosis, shared: set[tuple[str, str]]) -> str:
+    """Name a case by the parameters that not all others have too."""
+    own = parse_params(case.params).items()
+    return case_name(
+        case.benchmark,
+        ", ".join(f"{name}={value}" for name, value in own if (name, value) not in shared),
     )
 
 

@@ -90,7 +90,7 @@ def noise_by_week(session: Session, machine: str) -> pd.DataFrame:
     started = pd.to_datetime(frame["started"].astype(float), unit="ms", utc=True)
     at = started.fillna(pd.to_datetime(frame["committed"], utc=True))
     frame["noise_pct"] = 50.0 * (frame["q75"] - frame["q25"]) / frame["value"]
-    frame["week"] = at.dt.floor("D") - pd.to_timedelta(at.dt.weekday, unit="D")
+    frame["week"] = at.dt.floor("D") - pd.to_timedelta(at.dt.day_of_week, unit="D")
     found = frame.groupby("week")["noise_pct"].agg(["median", "size"]).reset_index()
     found.columns = pd.Index(["week", "noise_pct", "results"])
     return found.assign(machine=machine)[list(NOISE_COLUMNS)]
