@@ -11,23 +11,21 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import statistics
 import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
 from benchmarks._ceilings import Ceilings, measure_ceilings
-from benchmarks._device import DEVICE, cpu_device, cuda_device
-from benchmarks._device_work import DeviceWork, device_work
+from benchmarks._device import DEVICE
+from benchmarks._device_work import device_work
 from benchmarks._identity import SuiteError
+from benchmarks._rank_report import Report, Row, say, title
 from benchmarks._step_case import observed
 from engine import (
-    STAGES,
     Engine,
     EngineConfig,
     EngineError,
@@ -46,7 +44,7 @@ from engine.presets import RANKS, random_rank
 from engine.verify import append_chain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from engine.kernels import Cost
 
@@ -129,70 +127,10 @@ class Planted:
         return time.perf_counter() - started_s
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """All figures of one context and backend."""
-
-    context: int
-    backend: str
-    commit_length: int
-    step_times_s: tuple[float, ...]
-    stages_s: dict[str, float]
-    floors_s: dict[str, float]
-    prefill_tokens: int
-    prefill_s: float  # of that many tokens behind the context, the target's pass alone
-    work: DeviceWork | None  # None where no GPU is asked
-
-    @property
-    def step_s(self) -> float:
-        """The median step."""
-        return statistics.median(self.step_times_s)
-
-    @property
-    def floor_s(self) -> float:
-        """The floors of all stages together."""
-        return sum(self.floors_s.values())
-
-    def lines(self) -> Iterator[str]:
-        """Yield the lines of the table."""
-        pairs = ((self.stages_s[stage] * 1e3, self.floors_s[stage] * 1e3) for stage in STAGES)
-        parts = "  ".join(f"{stage_ms:8.3f}/{floor_ms:5.3f}" for stage_ms, floor_ms in pairs)
-        yield (
-            f"{self.context:8} {self.backend:14} {self.step_s * 1e3:9.3f} "
-            f"{self.floor_s * 1e3:7.3f} {self.step_s / self.floor_s:6.2f}  {parts}"
-        )
-        if self.prefill_tokens:
-            rate = self.prefill_tokens / self.prefill_s
-            yield (
-                f"{'':8} prefill: {self.prefill_tokens} tokens in {self.prefill_s * 1e3:.1f} ms, "
-                f"{rate:.0f} a second"
-            )
-        yield f"{'':8} commits {self.commit_length}{self._asked()}"
-        for kernel in () if self.work is None else self.work.slowest:
-            yield f"{'':10}{kernel.seconds * 1e6:9.1f} us in {kernel.count:4} x {kernel.name[:80]}"
-
-    def _asked(self) -> str:
-        work = self.work
-        if work is None:
-            return ""
-        share = 100 * work.busy_s / self.step_s
-        return (
-            f", {work.launches} launches of {work.kernels} kernels, {work.waits} waits, "
-            f"{work.copies_up} copies up, {work.copies_back} back, "
-            f"busy {work.busy_s * 1e3:.3f} ms, {share:.0f} %"
-        )
-
-
 def floor_s(cost: Cost, ceilings: Ceilings) -> float:
     """Return the least seconds of a cost at measured rates; 0 where none was measured."""
     read_s = cost.bytes / (ceilings.read_bytes_per_s or float("inf"))
     return max(read_s, cost.flops / (ceilings.matmul_flops_per_s or float("inf")))
-
-
-def title() -> str:
-    """Return the first line of a table."""
-    stages = "  ".join(f"{stage:>8}/floor" for stage in STAGES)
-    return f"{'context':>8} {'backend':14} {'step ms':>9} {'floor':>7} {'times':>6}  {stages}"
 
 
 def row(models: Preset, context: int, backend: str, layout: Layout, ceilings: Ceilings) -> Row:
@@ -219,7 +157,6 @@ def row(models: Preset, context: int, backend: str, layout: Layout, ceilings: Ce
         floors_s={stage: floor_s(cost, ceilings) for stage, cost in costs.items()},
         prefill_tokens=chunk,
         prefill_s=min(planted.prefill(chunk) for _ in range(PREFILLS)) if chunk else 0.0,
-        work=counted(planted, layout.most_kernels),
     )
     check(planted)
     return measured
@@ -235,13 +172,6 @@ def check(planted: Planted) -> None:
     batch.cache.check_integrity()
     if not verified.log_probs.isfinite().all() or not verified.taps.isfinite().all():
         raise SuiteError("step: expected finite log-probs and taps, got others")
-
-
-def counted(planted: Planted, most_kernels: int) -> DeviceWork | None:
-    """Profile one step; without a GPU nothing is asked of one."""
-    if planted.engine.target.device.type != "cuda":
-        return None
-    return device_work(planted.step, own_waits=2, most_kernels=most_kernels)
 
 
 def memory(models: Preset, max_context: int, layout: Layout) -> str:
@@ -261,53 +191,50 @@ def memory(models: Preset, max_context: int, layout: Layout) -> str:
     )
 
 
-class Report:
-    """Prints rows as they come and keeps them in a file, if there is one."""
-
-    def __init__(self, path: Path | None, layout: Layout, ceilings: Ceilings) -> None:
-        self._path = path
-        self.ceilings = ceilings
-        device = cpu_device() if DEVICE == "cpu" else cuda_device()[0]
-        self._facts: dict[str, Any] = {
-            "device": asdict(device),
-            "ceilings": asdict(ceilings),
-            "layout": asdict(layout),
-            "node_budget": NODE_BUDGET,
-            "rows": [],
-        }
-
-    def add(self, preset: str, measured: Row) -> None:
-        """Tell a row."""
-        for line in measured.lines():
-            _say(line)
-        derived = {"step_s": measured.step_s, "floor_s": measured.floor_s}
-        self._keep({"preset": preset} | asdict(measured) | derived)
-
-    def add_failure(self, preset: str, context: int, backend: str, error: Exception) -> None:
-        """Tell why there is no row."""
-        reason = f"{type(error).__name__}: {error}"
-        _say(f"{context:8} {backend:14} failed: {reason}")
-        self._keep({"preset": preset, "context": context, "backend": backend, "error": reason})
-
-    def _keep(self, facts: dict[str, Any]) -> None:
-        self._facts["rows"].append(facts)
-        if self._path is not None:
-            self._path.write_text(json.dumps(self._facts, indent=1) + "\n", encoding="utf-8")
-
-
-def measure(name: str, models: Preset, asked: argparse.Namespace, report: Report) -> None:
+def measure(name: str, models: Preset, asked: argparse.Namespace, report: Report) -> list[Row]:
     """Measure all rows of one preset; one that fails is told, and its memory is free again."""
-    layout = layout_of(asked)
-    _say(title())
+    layout, measured = layout_of(asked), []
+    say(title())
     for context in asked.contexts:
         for backend in asked.backends:
             try:
-                report.add(name, row(models, context, backend, layout, report.ceilings))
+                measured.append(row(models, context, backend, layout, report.ceilings))
+                report.add(name, measured[-1])
             except failures() as error:
                 report.add_failure(name, context, backend, error)
-            gc.collect()  # engines and their graphs hold each other
-            if DEVICE == "cuda":
-                torch.cuda.empty_cache()
+            forget()
+    return measured
+
+
+def count(name: str, measured: Sequence[Row], layout: Layout, report: Report) -> None:
+    """Profile one step of every row.
+
+    After all steps were timed: whoever has profiled once launches slower for the rest of its life
+    (seen on an H200: 8.3 ms a step before, 10 to 12 after, the device busy as long as before).
+    """
+    models = draw(name)
+    for one in measured:
+        planted = Planted.of(models, one.context, one.backend, layout)
+        for _ in range(WARM_UP_STEPS):
+            planted.step()
+        work = device_work(planted.step, own_waits=2, most_kernels=layout.most_kernels)
+        report.add_work(name, one, work)
+        del planted
+        forget()
+
+
+def draw(name: str) -> Preset:
+    """Draw the weights of a preset."""
+    models = random_rank(RANKS[name], device=DEVICE, dtype=torch.bfloat16, seed=0)
+    wait_for(models.target.device)
+    return models
+
+
+def forget() -> None:
+    """Free the memory of engines that are gone: they and their graphs hold each other."""
+    gc.collect()
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
 
 
 def failures() -> tuple[type[Exception], ...]:
@@ -356,23 +283,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = [name for name in names if name not in RANKS]
     if unknown:
         parser.error(f"presets: expected some of {', '.join(RANKS)}, got {unknown[0]!r}")
-    report = Report(asked.json, layout_of(asked), measure_ceilings())
+    common = {"layout": asdict(layout_of(asked)), "node_budget": NODE_BUDGET}
+    report = Report(asked.json, common, measure_ceilings())
+    measured = {}
     for name in names:
         started_s = time.perf_counter()
-        models = random_rank(RANKS[name], device=DEVICE, dtype=torch.bfloat16, seed=0)
-        wait_for(models.target.device)
-        _say(f"{name}: drawn in {time.perf_counter() - started_s:.1f} s")
-        _say(memory(models, max(asked.contexts), layout_of(asked)))
-        measure(name, models, asked, report)
-        if DEVICE == "cuda":
-            _say(f"most allocated: {torch.cuda.max_memory_allocated() / 1e9:.2f} GB\n")
+        models = draw(name)
+        say(f"{name}: drawn in {time.perf_counter() - started_s:.1f} s")
+        say(memory(models, max(asked.contexts), layout_of(asked)))
+        measured[name] = measure(name, models, asked, report)
         del models
+        forget()
+        if DEVICE == "cuda":
+            say(f"most allocated: {torch.cuda.max_memory_allocated() / 1e9:.2f} GB\n")
+    if DEVICE == "cuda":
+        for name, its_rows in measured.items():
+            count(name, its_rows, layout_of(asked), report)
+            forget()
     return 0
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":
