@@ -209,8 +209,8 @@ def measure(name: str, models: Preset, asked: argparse.Namespace, report: Report
 def count(name: str, measured: Sequence[Row], layout: Layout, report: Report) -> None:
     """Profile one step of every row.
 
-    After all steps were timed: whoever has profiled once launches slower for the rest of its life
-    (seen on an H200: 8.3 ms a step before, 10 to 12 after, the device busy as long as before).
+    After all steps were timed: behind the first profile of a process its host stages took up to
+    twice as long on an H200, the device busy as long as before.
     """
     models = draw(name)
     for one in measured:
