@@ -38,13 +38,6 @@ def main() -> None:
         icon=":material/troubleshoot:",
         url_path="incident",
     )
-    overview = st.Page(
-        _page(partial(overview_page.render, history_page=history)),
-        title="Overview",
-        icon=":material/dashboard:",
-        url_path="overview",
-        default=True,
-    )
     compare = st.Page(
         _page(compare_page.render), title="Compare", icon=":material/compare:", url_path="compare"
     )
@@ -62,6 +55,14 @@ def main() -> None:
     )
     machines = st.Page(
         _page(machines_page.render), title="Machines", icon=":material/dns:", url_path="machines"
+    )
+    pages = overview_page.Pages(history, compare, diagnosed, machines)
+    overview = st.Page(
+        _page(partial(overview_page.render, pages=pages)),
+        title="Overview",
+        icon=":material/dashboard:",
+        url_path="overview",
+        default=True,
     )
     st.navigation(
         [overview, history, compare, diagnosed, machines, alerts, incident], position="top"

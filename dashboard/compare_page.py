@@ -72,16 +72,19 @@ def _picked(filters: UrlFilters, source: Source) -> tuple[str | None, str, str] 
             icon=":material/looks_one:",
         )
         return None
+    with third:
+        head = filters.one("Contender", "head", hashes, default=hashes[0], labels=labels)
+    # The commit before the contender, of the oldest one the commit after it.
+    place = hashes.index(head)
+    before = hashes[place + 1] if place + 1 < len(hashes) else hashes[place - 1]
     with second:
         base = filters.one(
             "Baseline",
             "base",
             [MERGE_BASE, *hashes],
-            default=hashes[1],
+            default=before,
             labels={MERGE_BASE: "merge base with the main branch", **labels},
         )
-    with third:
-        head = filters.one("Contender", "head", hashes, default=hashes[0], labels=labels)
     if base == MERGE_BASE:
         try:
             base = source.merge_base(head)

@@ -1,6 +1,7 @@
 """Overview: what got slower, since when and why; then what is stored and what is stale."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 import streamlit as st
@@ -23,8 +24,18 @@ SPARKLINE_PX = 64
 LINE_COLUMNS = (1.2, 4.2, 2.0, 1.2, 2.2, 1.0)
 
 
-def render(source: Source, history_page: st.Page) -> None:
-    """Show the page; its findings link to the page of histories."""
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Where the findings lead."""
+
+    history: st.Page
+    compare: st.Page
+    diagnose: st.Page
+    machines: st.Page
+
+
+def render(source: Source, pages: Pages) -> None:
+    """Show the page; its findings link to the pages that tell more."""
     overview = source.overview()
     st.title("Overview")
     if not overview.results:
@@ -36,10 +47,13 @@ def render(source: Source, history_page: st.Page) -> None:
         return
     _verdict(overview)
     _counts(overview)
-    _findings(source, overview.findings, history_page)
+    _findings(source, overview.findings, pages)
     left, right = st.columns([3, 2], gap="large")
     with left:
         _machines(source)
+        st.page_link(
+            pages.machines, label="Telemetry and noise of each machine", icon=":material/dns:"
+        )
     with right:
         _commits(source)
 
@@ -68,7 +82,7 @@ def _counts(overview: Overview) -> None:
         st.caption(f"Last ingestion: {overview.last_ingestion:%Y-%m-%d %H:%M} UTC")
 
 
-def _findings(source: Source, findings: Sequence[Finding], history_page: st.Page) -> None:
+def _findings(source: Source, findings: Sequence[Finding], pages: Pages) -> None:
     latest = standing(findings)
     groups = group_findings(latest)
     if not groups:
@@ -81,7 +95,7 @@ def _findings(source: Source, findings: Sequence[Finding], history_page: st.Page
     )
     for group in groups[:MOST_GROUPS]:
         with st.container(border=True):
-            _group(source, group, history_page)
+            _group(source, group, pages)
     rest = [finding for group in groups[MOST_GROUPS:] for finding in group.findings]
     if rest:
         commits = count_text(len(groups) - MOST_GROUPS, "more commit")
@@ -93,21 +107,35 @@ def _findings(source: Source, findings: Sequence[Finding], history_page: st.Page
             _table(replaced)
 
 
-def _group(source: Source, group: FindingGroup, history_page: st.Page) -> None:
+def _group(source: Source, group: FindingGroup, pages: Pages) -> None:
     subject = escaped(group.subject) if group.subject else ":gray[subject not known]"
     st.markdown(
         f"`{commit_text(group.commit)}` **{subject}** "
         f":gray[· {group.commit_date:%Y-%m-%d} · {group.summary}]"
     )
+    machine = group.findings[0].machine
+    with st.container(horizontal=True):
+        st.page_link(
+            pages.compare,
+            label="All that moved at this commit",
+            icon=":material/compare:",
+            query_params={"machine": machine, "head": group.commit},
+        )
+        st.page_link(
+            pages.diagnose,
+            label="Why it is slow",
+            icon=":material/stethoscope:",
+            query_params={"machine": machine, "commit": group.commit},
+        )
     for finding in group.findings[:MOST_LINES]:
-        _line(source, finding, history_page)
+        _line(source, finding, pages)
     hidden = group.findings[MOST_LINES:]
     if hidden:
         with st.expander(f"{len(hidden)} more at this commit"):
             _table(hidden)
 
 
-def _line(source: Source, finding: Finding, history_page: st.Page) -> None:
+def _line(source: Source, finding: Finding, pages: Pages) -> None:
     columns = st.columns(LINE_COLUMNS, vertical_alignment="center")
     change, case, levels, cause, picture, link = columns
     unit = display_unit(finding.unit, finding.after)
@@ -117,7 +145,8 @@ def _line(source: Source, finding: Finding, history_page: st.Page) -> None:
     arrow = "▲" if finding.relative_change > 0 else "▼"
     change.markdown(f"### :{colour}[{arrow} {change_text(finding.relative_change)}]")
     case.markdown(f"**{escaped(finding.benchmark)}**")
-    case.caption(escaped(" · ".join(filter(None, (finding.params, finding.machine)))))
+    state = f"alert {finding.alert_state}" if finding.alert_state else ""
+    case.caption(escaped(" · ".join(filter(None, (finding.params, finding.machine, state)))))
     levels.markdown(f"{unit.text(finding.before)} → **{unit.text(finding.after)}**")
     levels.caption(f"p {p_value_text(stored['p_value'])}")
     cause.badge(finding.cause, color="blue" if finding.cause == "code" else "gray")
@@ -130,7 +159,7 @@ def _line(source: Source, finding: Finding, history_page: st.Page) -> None:
             description=f"History of {case_name(finding.benchmark, finding.params)}",
             key=f"sparkline-{finding.series_id}-{finding.commit}",
         )
-    link.page_link(history_page, label="History", query_params=link_query(series))
+    link.page_link(pages.history, label="History", query_params=link_query(series))
 
 
 def _table(findings: Sequence[Finding]) -> None:

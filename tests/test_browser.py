@@ -132,6 +132,23 @@ def test_a_finding_leads_to_its_own_history(site, tab):
     expect(charts(tab)).to_have_count(1)
 
 
+def test_a_newcomer_reaches_commit_and_diagnosis_in_three_clicks(site, tab):
+    visit(tab, site)
+    commit = demo.sha(demo.STEP_AT)
+    expect(tab.get_by_text(commit[:10]).first).to_be_visible()
+
+    tab.get_by_role("link", name="All that moved at this commit").first.click()
+
+    expect(tab.locator("h1")).to_have_text("Compare")
+    expect(tab.get_by_text("Regressed: 2 regressions")).to_be_visible()
+    assert query(tab)["head"] == [commit]
+    tab.go_back()
+    tab.get_by_role("link", name="Why it is slow").first.click()
+
+    expect(tab.locator("h1")).to_have_text("Diagnose")
+    assert query(tab)["commit"] == [commit]
+
+
 def test_a_link_shows_what_its_sender_saw(site, tab):
     visit(tab, f"{site}/history?benchmark=step.Step.time_step&p.page_size=1")
     expect(charts(tab)).to_have_count(1)

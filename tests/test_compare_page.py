@@ -119,13 +119,16 @@ def url(tmp_path_factory):
 
 
 def test_a_link_compares_its_commits_and_filters_its_cases(url):
-    base, head = demo.sha(demo.STEP_AT - 1), demo.sha(demo.STEP_AT)
+    head = demo.sha(demo.STEP_AT)
 
-    app = opened("compare", url, base=base, head=head, verdict="improvement", machine="nowhere")
+    app = opened("compare", url, head=head, verdict="improvement", machine="nowhere")
 
     assert not app.exception
     assert "there is no machine “nowhere” here" in app.warning[0].value
     assert "there is no verdict “improvement” here" in app.warning[1].value
+    # Without a baseline it is the commit before.
+    before = app.selectbox(key="compare.filter.base").value
+    assert before == demo.sha(demo.STEP_AT - 1)
     assert app.error[0].value.startswith("**Regressed: 2 regressions")
     table = app.dataframe[1].value
     assert table["verdict"].tolist()[:2] == ["▲ regression", "▲ regression"]

@@ -114,7 +114,11 @@ def test_every_finding_links_to_its_own_history(overview):
     queries = {link.proto.query_string for link in overview.get("page_link")}
 
     assert any(f"benchmark={WORST}" in query and "p.page_size=16" in query for query in queries)
-    assert len(queries) == 3
+    assert len([query for query in queries if "benchmark=" in query]) == 3
+    # And each commit to all that moved at it, and to its diagnosis.
+    for commit in (demo.sha(demo.STEP_AT), demo.sha(15)):
+        assert f"machine={demo.HISTORY_MACHINE}&head={commit}" in queries
+        assert f"machine={demo.HISTORY_MACHINE}&commit={commit}" in queries
 
 
 def test_history_begins_with_the_worst_finding_and_writes_it_into_the_url(show):
