@@ -1,20 +1,33 @@
-"""`ddtree-bench comment`: the one comment of a pull request."""
+"""`ddtree-bench comment`: what a pull request is told, in one comment, a check and a summary."""
 
 from __future__ import annotations
 
 import os
-from typing import TypedDict, Unpack
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
+from dashboard.artifact import unpack
+from dashboard.check_run import check_run
 from dashboard.cli_base import App, machine_option, pass_app
 from dashboard.cli_compare import stored_comparison
-from dashboard.cli_exit import RefusedError
+from dashboard.cli_exit import RefusedError, RefusedResultsError
+from dashboard.cli_gate import asked_gate, fail_on_option, gate_lines, policy_option
 from dashboard.forge_answers import PullRequest
 from dashboard.github import DEFAULT_API_URL, GitHub
 from dashboard.pr_comment import MARKER, CommentContext, render
 from db.change_queries import explained
+from db.confirmed import confirmed, read_decisions
+from db.ingest import ingest
 from db.queries import resolve_commit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from db.cases import Comparison
+    from db.gate import Gate
 
 
 class _Asked(TypedDict):
@@ -24,8 +37,15 @@ class _Asked(TypedDict):
     pr: int | None
     base: str | None
     head: str
+    artifact: Path | None
+    repository: Path | None
     machine: str | None
     author: str | None
+    check: bool
+    summary: Path | None
+    fail_on: str | None
+    policy: Path | None
+    dashboard: str | None
     api_url: str
     dry_run: bool
 
@@ -35,8 +55,29 @@ class _Asked(TypedDict):
 @click.option("--pr", type=click.IntRange(min=1), help="Default: the open one that ends at --head.")
 @click.option("--base", metavar="SHA", help="Default: where --head left its target branch.")
 @click.option("--head", metavar="SHA", required=True, help="The pull request's newest commit.")
+@click.option(
+    "--artifact",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A zip file of results that nobody vouches for: checked, and stored before.",
+)
+@click.option(
+    "--repository",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where the commits are: tells whose code an artifact was measured on.",
+)
 @machine_option
 @click.option("--author", metavar="LOGIN", help="Who comments. Default: the token's account.")
+@click.option("--check", is_flag=True, help="Write a check on --head as well.")
+@click.option(
+    "--summary",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Append the Markdown to a job's summary.",
+)
+@fail_on_option
+@policy_option
+@click.option(
+    "--dashboard", metavar="URL", envvar="DDTREE_BENCH_DASHBOARD", help="Where links lead."
+)
 @click.option(
     "--api-url",
     envvar="GITHUB_API_URL",
@@ -50,41 +91,89 @@ def comment(app: App, **asked: Unpack[_Asked]) -> None:
     """Write a comparison into the pull request's one comment, or edit it where it stands.
 
     The token is read from GITHUB_TOKEN and never shown. The exit status says whether the comment
-    stands, not what it says.
+    stands, not what it says: the check does, by --fail-on and --policy.
 
     Example: ddtree-bench comment --repo octo/engine --pr 7 --base 1a2b3c4 --head 5d6e7f8 --dry-run
     """
-    if asked["dry_run"] and asked["base"] is not None:
-        click.echo(_body(app, asked["base"], asked))
+    judged = asked_gate(asked["fail_on"], asked["policy"])
+    if asked["dry_run"] and asked["base"] is not None and asked["artifact"] is None:
+        click.echo(_said(app, PullRequest(0, asked["base"], asked["head"]), asked, None)[1])
         return
     with GitHub(_token(), asked["api_url"]) as client:
-        target = _target(client, asked)
-        body = _body(app, target.base, asked)
+        target, base = _target(client, asked)
+        found = PullRequest(target.number, base, target.head)
+        comparison, body = _said(app, found, asked, _stored(app, found, asked))
         if asked["dry_run"]:
             click.echo(body)
             return
-        done = client.upsert_comment(
-            asked["repo"], target.number, MARKER, body, author=asked["author"]
-        )
+        _write(client, found, asked, (comparison, body), judged)
+
+
+def _write(
+    client: GitHub,
+    target: PullRequest,
+    asked: _Asked,
+    said: tuple[Comparison, str],
+    judged: Callable[[Comparison], Gate] | None,
+) -> None:
+    """Put what is to be said where it was asked for: summary, check, comment."""
+    comparison, body = said
+    if asked["summary"] is not None:
+        with asked["summary"].open("a", encoding="utf-8") as file:
+            file.write(f"{body}\n")
+    if asked["check"]:
+        gated = None if judged is None else judged(comparison)
+        run = check_run(comparison, asked["head"], body, gated)
+        click.echo(f"check: {run.conclusion} {client.create_check(asked['repo'], run)}")
+        for line in [] if gated is None else gate_lines(gated):
+            click.echo(line, err=True)
+    done = client.upsert_comment(asked["repo"], target.number, MARKER, body, author=asked["author"])
     click.echo(f"comment: {done.action} {done.url}")
 
 
-def _target(client: GitHub, asked: _Asked) -> PullRequest:
-    """Return the pull request with its base, asking GitHub for what was not given."""
-    pr, base, head = asked["pr"], asked["base"], asked["head"]
-    if pr is not None and base is not None:
-        return PullRequest(pr, base, head)
-    found = client.open_pull_request(asked["repo"], head)
-    start = base or client.merge_base(asked["repo"], found.base, head)
-    return PullRequest(pr or found.number, start, head)
+def _target(client: GitHub, asked: _Asked) -> tuple[PullRequest, str]:
+    """Return the pull request as GitHub knows it, and the commit it is compared with."""
+    repo, head = asked["repo"], asked["head"]
+    if asked["pr"] is None:
+        found = client.open_pull_request(repo, head)
+    else:
+        found = client.pull_request(repo, asked["pr"])
+    return found, asked["base"] or client.merge_base(repo, found.base, head)
 
 
-def _body(app: App, base: str, asked: _Asked) -> str:
+def _stored(app: App, target: PullRequest, asked: _Asked) -> object:
+    """Store an artifact's results, all or nothing, and return what it says was confirmed."""
+    if asked["artifact"] is None:
+        return None
+    commits = {target.base, asked["head"]}
+    with tempfile.TemporaryDirectory() as folder, app.engine(must_exist=False) as engine:
+        unpacked = unpack(asked["artifact"], Path(folder), commits)
+        if unpacked.confirmed is not None:
+            read_decisions(unpacked.confirmed, target.base, asked["head"])
+        for is_rehearsal in (True, False):
+            report = ingest(
+                engine,
+                [unpacked.results],
+                repository=asked["repository"],
+                dry_run=is_rehearsal,
+            )
+            if report.refused:
+                raise RefusedResultsError(report.refused)
+    return unpacked.confirmed
+
+
+def _said(
+    app: App, target: PullRequest, asked: _Asked, decisions: object
+) -> tuple[Comparison, str]:
     with app.reading() as session:
-        base, head = resolve_commit(session, base), resolve_commit(session, asked["head"])
+        base, head = resolve_commit(session, target.base), resolve_commit(session, asked["head"])
         comparison = stored_comparison(session, base, head, machine=asked["machine"])
+        if decisions is not None:
+            comparison = confirmed(comparison, read_decisions(decisions, base, head))
         found = explained(session, base, head, comparison)
-    return render(comparison, CommentContext(base, head), found)
+    newest = None if target.head.startswith(asked["head"]) or head == target.head else target.head
+    context = CommentContext(base, head, newest=newest, dashboard=asked["dashboard"])
+    return comparison, render(comparison, context, found)
 
 
 def _token() -> str:

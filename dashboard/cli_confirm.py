@@ -20,10 +20,10 @@ from dashboard.cli_base import App, json_option, pass_app, print_json
 from dashboard.cli_compare import stored_comparison
 from dashboard.cli_exit import ExitCode, MissingResultsError, RefusedError
 from dashboard.units import change_text
-from dashboard.words import case_name
 from db.alert_queries import alerts
 from db.alerts import settle
 from db.cases import Verdict
+from db.confirmed import asv_name
 from db.errors import MissingDatabaseError
 from db.sequential import Plan
 
@@ -137,7 +137,7 @@ def _flagged(app: App, base: str, head: str, machine: str | None) -> list[str]:
     except MissingResultsError as error:
         raise RefusedError(f"bench: expected --bench, as nothing is stored ({error})") from error
     flagged = [case for case in cases if case.verdict in FLAGGED and case.unit == "seconds"]
-    return [exactly(_asv_name(case.key.benchmark, case.key.params)) for case in flagged]
+    return [exactly(asv_name(case.key.benchmark, case.key.params)) for case in flagged]
 
 
 def _settle(app: App, head: str, found: dict[str, Decision]) -> list[int]:
@@ -152,18 +152,12 @@ def _settle_stored(app: App, head: str, found: dict[str, Decision]) -> list[int]
     now, settled = dt.datetime.now(dt.UTC), []
     with app.engine(must_exist=True) as engine, Session(engine) as session, session.begin():
         for view in alerts(session):
-            decision = found.get(_asv_name(view.benchmark, view.params))
+            decision = found.get(asv_name(view.benchmark, view.params))
             if view.commit == head and decision is not None:
                 note = f"re-run in turns: {_said(decision)}"
                 if settle(session, view.id, decision.verdict, now, note=note):
                     settled.append(view.id)
     return settled
-
-
-def _asv_name(benchmark: str, params: str) -> str:
-    """Name a stored case as asv does: its values without their names."""
-    values = [part.split("=", 1)[1] for part in params.split(", ") if "=" in part]
-    return case_name(benchmark, ", ".join(values))
 
 
 def _said(decision: Decision) -> str:

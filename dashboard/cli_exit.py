@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
+from dashboard.artifact import ArtifactError
 from dashboard.asv_errors import AsvFailedError, AsvRunError
 from dashboard.cli_notices import NoticeError
 from dashboard.forge_errors import ForgeInputError, ForgeServiceError
@@ -72,6 +73,7 @@ ERRORS: Final[tuple[tuple[type[Exception], ExitCode], ...]] = (
     (AsvFailedError, ExitCode.FAILED),
     (AsvRunError, ExitCode.BAD_INPUT),
     (DbError, ExitCode.BAD_INPUT),
+    (ArtifactError, ExitCode.BAD_INPUT),
     (NoticeError, ExitCode.INTERNAL),
     (ForgeInputError, ExitCode.BAD_INPUT),
     (ForgeServiceError, ExitCode.INTERNAL),

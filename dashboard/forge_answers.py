@@ -66,7 +66,8 @@ def read_str(answer: object, *keys: str) -> str:
     return value
 
 
-def _int(answer: object, *keys: str) -> int:
+def read_int(answer: object, *keys: str) -> int:
+    """Return the number under nested keys."""
     value = _get(answer, *keys)
     if not isinstance(value, int):
         raise AnswerError(f"{'.'.join(keys)}: expected a number, got {type(value).__name__}")
@@ -77,13 +78,13 @@ def read_comment(item: object) -> Comment:
     """Return one entry of a list of comments."""
     author = "" if _get(item, "user") is None else read_str(item, "user", "login")
     body = "" if _get(item, "body") is None else read_str(item, "body")
-    return Comment(_int(item, "id"), author, body, read_str(item, "html_url"))
+    return Comment(read_int(item, "id"), author, body, read_str(item, "html_url"))
 
 
 def read_pull_request(item: object) -> PullRequest:
     """Return one entry of a list of pull requests."""
     return PullRequest(
-        _int(item, "number"),
+        read_int(item, "number"),
         base=read_str(item, "base", "sha"),
         head=read_str(item, "head", "sha"),
     )

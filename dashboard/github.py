@@ -11,10 +11,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
+from dashboard.check_run import NAME
 from dashboard.forge_answers import (
     Comment,
     PullRequest,
     read_comment,
+    read_int,
     read_json,
     read_pull_request,
     read_str,
@@ -27,10 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
+    from dashboard.check_run import CheckRun
     from dashboard.sticky import Upsert
 
 DEFAULT_API_URL: Final = "https://api.github.com"
 API_VERSION: Final = "2022-11-28"
+NOTES_A_CALL: Final = 50  # annotations
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+")
 _COMMIT = re.compile(r"[0-9a-fA-F]{7,40}")
@@ -118,6 +122,26 @@ class GitHub:
             f"pull request: expected an open one with head {head[:12]} in {repo}, got none "
             "(it was closed, or newer commits were pushed)"
         )
+
+    def create_check(self, repo: str, check: CheckRun) -> str:
+        """Write a finished check on its commit and return its address.
+
+        GitHub takes 50 annotations a call; the others are added to the check call by call.
+        """
+        path, notes = f"/repos/{_repository(repo)}/check-runs", check.annotations
+        output = {"title": check.title[:255], "summary": check.summary}
+        said = {
+            "name": NAME,
+            "head_sha": _commit(check.head),
+            "status": "completed",
+            "conclusion": check.conclusion,
+            "output": {**output, "annotations": notes[:NOTES_A_CALL]},
+        }
+        created = read_json(self._http.call("POST", path, json=said))
+        for start in range(NOTES_A_CALL, len(notes), NOTES_A_CALL):
+            more = {**output, "annotations": notes[start : start + NOTES_A_CALL]}
+            self._http.call("PATCH", f"{path}/{read_int(created, 'id')}", json={"output": more})
+        return read_str(created, "html_url")
 
     def merge_base(self, repo: str, base: str, head: str) -> str:
         """Return the commit at which ``head`` left ``base``."""

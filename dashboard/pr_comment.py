@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, urlencode
 
 from dashboard.markdown import code, escape, head, row
 from dashboard.units import change_text, commit_text, display_unit
@@ -44,6 +45,9 @@ class CommentContext:
     base: str  # full commit hashes
     head: str
     profile: str = "full"  # of the suite, for the command that measures again
+    newest: str | None = None  # the pull request's newest commit, where it is not `head`
+    dashboard: str | None = None  # where it is served, for links
+    policy: str = "the gate's policy file"  # where regressions are acknowledged
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +58,12 @@ class _Section:
     cases: tuple[CaseComparison, ...]
     folded: bool
     title: str
+    dashboard: str | None = None  # where a case's name leads to; None: nowhere
 
     def rows(self, *, show_machine: bool) -> Iterator[str]:
-        return (_row(case, show_machine=show_machine) for case in self.cases)
+        return (
+            _row(case, show_machine=show_machine, dashboard=self.dashboard) for case in self.cases
+        )
 
     def wrap(self, rows: Sequence[str], *, show_machine: bool) -> str:
         titles = _titles(self.verdict, show_machine=show_machine)
@@ -68,17 +75,20 @@ class _Section:
 
 
 def render(
-    comparison: Comparison, context: CommentContext, found: Sequence[ExplainedCases] = ()
+    comparison: Comparison,
+    context: CommentContext,
+    found: Sequence[ExplainedCases] = (),
+    limit_bytes: int = LIMIT_BYTES,
 ) -> str:
-    """Return the comment's Markdown, marker included, under GitHub's limit.
+    """Return the comment's Markdown, marker included, under the forge's limit.
 
     `found` are the groups of flagged cases, the largest first; what changed with them is said.
     """
     opening = "\n".join((*_opening(comparison, context), *_why(found)))
     closing = "\n".join(_closing(comparison, context))
-    sections = _sections(comparison.cases)
+    sections = _sections(comparison.cases, context.dashboard)
     longest_note = _left_out({section.verdict: len(comparison.cases) for section in sections})
-    room = LIMIT_BYTES - sum(map(_size, (opening, closing, longest_note)))
+    room = limit_bytes - sum(map(_size, (opening, closing, longest_note)))
     tables, left_out = _fill(sections, room, show_machine=_machines(comparison.cases) > 1)
     note = _left_out(left_out)
     return "\n".join(part for part in (opening, *tables, note, closing) if part)
@@ -87,7 +97,14 @@ def render(
 def _opening(comparison: Comparison, context: CommentContext) -> Iterator[str]:
     commits = f"{code(commit_text(context.base))} → {code(commit_text(context.head))}"
     yield f"**{headline(comparison)}** ({commits})\n"
-    if is_screened(comparison):
+    if context.newest is not None:
+        yield (
+            f"> [!WARNING]\n> Stale: the newest commit is {code(commit_text(context.newest))}, and "
+            f"these are results of {code(commit_text(context.head))}. Ask for a new measurement.\n"
+        )
+    if is_confirmed(comparison):
+        yield "Confirmed: both commits were measured again, fresh and in turns.\n"
+    elif is_screened(comparison):
         yield (
             "Screened, not confirmed: one pass over all cases, at a false-discovery rate of "
             f"{_percent(comparison.policy.fdr)}. Only a fresh, interleaved re-run confirms.\n"
@@ -99,6 +116,15 @@ def _opening(comparison: Comparison, context: CommentContext) -> Iterator[str]:
             f"and head in {moved} of {len(comparison.cases)} cases, marked †: a difference there "
             "may belong to the runner and not to the commit.\n"
         )
+
+
+def is_confirmed(comparison: Comparison) -> bool:
+    """Return whether fresh pairs decided every case that is called changed, and any at all."""
+    changed = {Verdict.REGRESSION, Verdict.IMPROVEMENT}
+    cases = comparison.cases
+    return any(case.confirmed for case in cases) and all(
+        case.confirmed for case in cases if case.verdict in changed
+    )
 
 
 def _why(found: Sequence[ExplainedCases]) -> Iterator[str]:
@@ -114,20 +140,34 @@ def _closing(comparison: Comparison, context: CommentContext) -> Iterator[str]:
     yield (
         "<details><summary>How to measure again, and how to read this</summary>\n\n```sh\n"
         f"{run} '{context.base}^!'\n{run} '{context.head}^!'\n"
-        f"ddtree-bench compare {context.base} {context.head}\n```\n\n"
+        f"ddtree-bench compare {context.base} {context.head}\n"
+        f"ddtree-bench confirm {context.base} {context.head} --profile {context.profile}\n"
+        "```\n\n"
         f"A change counts from {_percent(policy.relevance_rel)} on; intervals are at "
         f"{_percent(policy.confidence)}; noise is what the series shows without a cause; "
         "n is the number of samples at base and at head.\n\n</details>\n"
     )
+    if any(case.verdict is Verdict.REGRESSION for case in comparison.cases):
+        yield (
+            "Meant to be slower? Somebody who answers for it adds an `[[acknowledged]]` entry to "
+            f"{context.policy}, with a day until which it counts. `ddtree-bench bisect` names the "
+            "commit where several are new.\n"
+        )
     yield MARKER
 
 
-def _sections(cases: Sequence[CaseComparison]) -> list[_Section]:
+def _sections(cases: Sequence[CaseComparison], dashboard: str | None) -> list[_Section]:
     """Return the tables, the gravest open and first."""
     present = {case.verdict for case in cases}
     shown = next((group for group in _FIRST_SHOWN if present.intersection(group)), ())
     sections = [
-        _Section(verdict, group[:OPEN_ROWS], folded=False, title=counted(verdict, len(group)))
+        _Section(
+            verdict,
+            group[:OPEN_ROWS],
+            folded=False,
+            title=counted(verdict, len(group)),
+            dashboard=dashboard,
+        )
         for verdict in shown
         if (group := _of(cases, verdict))
     ]
@@ -151,12 +191,26 @@ def _titles(verdict: Verdict, *, show_machine: bool) -> tuple[str, ...]:
     return (*case, *_NUMBERS, *(("what would decide it",) if verdict in _WITH_REASON else ()))
 
 
-def _row(case: CaseComparison, *, show_machine: bool) -> str:
-    name = (code(case.key.name), code(case.key.machine)) if show_machine else (code(case.key.name),)
+def _row(case: CaseComparison, *, show_machine: bool, dashboard: str | None) -> str:
+    shown = code(case.key.name)
+    if dashboard is not None:
+        shown = f"[{shown}]({_history(dashboard, case)})"
+    name = (shown, code(case.key.machine)) if show_machine else (shown,)
     if case.verdict in _WITHOUT_NUMBERS:
         return row((*name, escape(why(case))))
     reason = (escape(why(case)),) if case.verdict in _WITH_REASON else ()
     return row((*name, *_numbers(case), *reason))
+
+
+def _history(dashboard: str, case: CaseComparison) -> str:
+    """Return the address of the page that draws a case's series; all of it is percent-encoded."""
+    asked = urlencode(
+        {"benchmark": case.key.benchmark, "machine": case.key.machine},
+        quote_via=quote,
+        safe="",
+        errors="replace",
+    )
+    return f"{dashboard.rstrip('/')}/history?{asked}"
 
 
 def _numbers(case: CaseComparison) -> tuple[str, ...]:
@@ -214,4 +268,4 @@ def _size(text: str) -> int:
     return len(text.encode()) + 1
 
 
-__all__ = ["LIMIT_BYTES", "MARKER", "CommentContext", "render"]
+__all__ = ["LIMIT_BYTES", "MARKER", "CommentContext", "is_confirmed", "render"]

@@ -1,18 +1,35 @@
 """`ddtree-bench comment` against GitHub's interface, served over HTTP."""
 
 import json
+import sqlite3
+import stat
+import time
+import zipfile
+from contextlib import closing
 
 import pytest
 from werkzeug import Response
 
+from dashboard import artifact
 from dashboard.cli_exit import ExitCode
-from tests.command_on_tree import BASE, SLOWER, command_on, one_line, small_tree
+from tests.asv_trees import GitRepository
+from tests.command_on_tree import (
+    BASE,
+    SLOWER,
+    add_run,
+    add_window,
+    command_on,
+    empty_tree,
+    one_line,
+    small_tree,
+)
 
 
-@pytest.fixture
-def filled(tmp_path):
-    call = command_on(f"sqlite:///{tmp_path / 'bench.db'}")
-    assert call("ingest", str(small_tree(tmp_path / "results").root)).exit_code == ExitCode.OK
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("comment")
+    call = command_on(f"sqlite:///{folder / 'bench.db'}")
+    assert call("ingest", str(small_tree(folder / "results").root)).exit_code == ExitCode.OK
     return call
 
 
@@ -33,6 +50,7 @@ def serve_github(httpserver):
     httpserver.expect_request(path, method="POST").respond_with_handler(create)
     httpserver.expect_request("/user").respond_with_json({"login": "bot"})
     pull = {"number": 7, "base": {"sha": "f" * 40}, "head": {"sha": SLOWER}}
+    httpserver.expect_request("/repos/o/r/pulls/7").respond_with_json(pull)
     httpserver.expect_request("/repos/o/r/pulls").respond_with_json([pull])
     httpserver.expect_request(f"/repos/o/r/compare/{'f' * 40}...{SLOWER}").respond_with_json(
         {"merge_base_commit": {"sha": BASE}}
@@ -80,7 +98,9 @@ def test_comment_without_a_token_is_refused(filled):
     [(401, ExitCode.BAD_INPUT), (404, ExitCode.BAD_INPUT), (429, ExitCode.INTERNAL)],
 )
 def test_refusal_of_github_is_one_line_without_the_token(filled, httpserver, status, code):
-    httpserver.expect_request("/user").respond_with_json({"message": "ghp_secret no"}, status)
+    httpserver.expect_request("/repos/o/r/pulls/7").respond_with_json(
+        {"message": "ghp_secret no"}, status
+    )
 
     result = filled(
         *("comment", "--repo", "o/r", "--pr", "7", "--base", BASE, "--head", SLOWER),
@@ -91,3 +111,231 @@ def test_refusal_of_github_is_one_line_without_the_token(filled, httpserver, sta
     line = one_line(result, code)
     assert f"GitHub answered {status}" in line
     assert "ghp_secret" not in line
+
+
+def test_stale_run_says_so(filled, httpserver):
+    serve_github(httpserver)
+    pull = {"number": 8, "base": {"sha": "f" * 40}, "head": {"sha": "9" * 40}}
+    httpserver.expect_request("/repos/o/r/pulls/8").respond_with_json(pull)
+
+    result = filled(
+        *("comment", "--repo", "o/r", "--pr", "8", "--base", BASE, "--head", SLOWER),
+        *("--api-url", httpserver.url_for("").rstrip("/"), "--dry-run", "--author", "bot"),
+        GITHUB_TOKEN="ghp_secret",
+    )
+    result = filled(
+        *("comment", "--repo", "o/r", "--pr", "8", "--head", SLOWER, "--author", "bot"),
+        *("--api-url", httpserver.url_for("").rstrip("/"), "--dry-run"),
+        GITHUB_TOKEN="ghp_secret",
+    )
+
+    assert "Stale: the newest commit is `9999999999`" in result.output
+
+
+class Arrived:
+    """A trusted job's call on an archive that a fork's job left."""
+
+    def __init__(self, folder, httpserver):
+        self.folder, self.server = folder, httpserver
+        self.comments = serve_github(httpserver)
+        self.call = command_on(f"sqlite:///{folder / 'pull-request.db'}")
+        assert self.call("db", "upgrade").exit_code == ExitCode.OK
+        self.checks = []
+        path = "/repos/o/r/check-runs"
+        httpserver.expect_request(path, method="POST").respond_with_handler(self.check)
+
+    def check(self, request):
+        self.checks.append(request.get_json())
+        return Response('{"id": 3, "html_url": "https://x/c"}', content_type="application/json")
+
+    def archive(self, **more):
+        """Zip a base and a slower head, and more files."""
+        tree = empty_tree(self.folder / "tree")
+        add_run(tree, BASE, [0.010, 0.020], day=0)
+        add_run(tree, SLOWER, [0.010, 0.024], day=1)
+        files = {
+            str(path.relative_to(tree.root)): path.read_bytes()
+            for path in sorted(tree.root.rglob("*.json"))
+        }
+        path = self.folder / "artifact.zip"
+        with zipfile.ZipFile(path, "w") as made:
+            for name, content in (files | more).items():
+                made.writestr(name, content)
+        return path
+
+    def comment(self, archive, *more):
+        return self.call(
+            *("comment", "--repo", "o/r", "--head", SLOWER, "--author", "bot"),
+            *("--artifact", str(archive), "--check", "--fail-on", "regression", *more),
+            *("--api-url", self.server.url_for("").rstrip("/")),
+            GITHUB_TOKEN="ghp_secret",
+        )
+
+
+@pytest.fixture
+def arrived(tmp_path, httpserver):
+    return Arrived(tmp_path, httpserver)
+
+
+CASE = "step.Step.time_step(2048)"
+CHANGE = {"pairs": 8, "relative_change": 0.2, "low": 0.18, "high": 0.22}
+
+
+def confirmation(verdict="regression", base=BASE, **changes):
+    found = {
+        "base": base,
+        "head": SLOWER,
+        "cases": {CASE: {"verdict": verdict, **CHANGE} | changes},
+    }
+    return json.dumps(found).encode()
+
+
+def test_artifact_becomes_a_confirmed_comment_a_failed_check_and_a_summary(arrived, tmp_path):
+    archive = arrived.archive(**{"confirmed.json": confirmation()})
+    began = time.perf_counter()
+
+    result = arrived.comment(archive, "--summary", str(tmp_path / "summary.md"))
+
+    took_s = time.perf_counter() - began
+    assert result.exit_code == ExitCode.OK, result.output
+    (row,) = arrived.comments
+    assert "Confirmed: both commits were measured again" in row["body"]
+    assert "| 8 / 8 |" in row["body"]
+    (check,) = arrived.checks
+    assert (check["head_sha"], check["conclusion"]) == (SLOWER, "failure")
+    (note,) = check["output"]["annotations"]
+    assert (note["path"], note["annotation_level"]) == ("benchmarks/step.py", "failure")
+    assert (tmp_path / "summary.md").read_text() == f"{row['body']}\n"
+    calls = [f"{asked.method} {asked.path}" for asked, _ in arrived.server.log]
+    assert len(calls) == 6, calls  # who, from where, the check; read, write, read again
+    assert took_s < 30.0
+
+
+def test_re_run_that_does_not_repeat_a_change_takes_it_back(arrived):
+    refuted = confirmation("no change", relative_change=0.0, low=-0.01, high=0.01)
+
+    result = arrived.comment(arrived.archive(**{"confirmed.json": refuted}))
+
+    assert result.exit_code == ExitCode.OK, result.output
+    assert arrived.comments[0]["body"].startswith("**No change")
+    assert [one["conclusion"] for one in arrived.checks] == ["success"]
+
+
+OTHER = "5e" * 20
+ROWS = {"commits", "results", "machines", "windows"}
+LINK = zipfile.ZipInfo("laptop/link.json")
+LINK.external_attr = (stat.S_IFLNK | 0o777) << 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"../../evil.json": b"{}"}, "names of results"),
+        ({"/etc/evil.json": b"{}"}, "names of results"),
+        ({"bench-1/a/b.json": b"{}"}, "names of results"),
+        ({"<script>/x.json": b"{}"}, "names of results"),
+        ({".git/config.json": b"{}"}, "names of results"),
+        ({"commits.tsv": b""}, "JSON in plain files"),
+        ({"run.sh": b""}, "JSON in plain files"),
+        ({LINK: b"/etc/passwd"}, "JSON in plain files"),
+        ({"BENCHMARKS.json": b"{}"}, "each file once"),
+        ({"bench-1/x.json": json.dumps({"commit_hash": OTHER}).encode()}, "got '5e5e"),
+        ({"bench-1/x.json": b"[]"}, "got None"),
+        ({"telemetry/x.jsonl": b'{"commit": null}'}, "got None"),
+        ({"bench-1/x.json": b"{" * 100_000}, "expected JSON"),
+        ({"bomb.json": b" " * (2**20 + 1)}, "together, got"),
+        ({"confirmed.json": b"{}"}, "object with cases"),
+        ({"confirmed.json": confirmation(base=OTHER)}, "other commits"),
+        ({"confirmed.json": confirmation("fine")}, "expected a verdict"),
+        ({"confirmed.json": confirmation(pairs=10**9)}, "pairs"),
+        ({"confirmed.json": confirmation(high=None)}, "finite"),
+    ],
+)
+def test_tampered_artifact_is_refused_and_nothing_is_written(arrived, monkeypatch, changes, said):
+    monkeypatch.setattr(artifact, "MOST_UNPACKED_BYTES", 2**20)
+
+    result = arrived.comment(archive_of(arrived, changes))
+
+    assert said in one_line(result)
+    assert (arrived.comments, arrived.checks) == ([], [])
+    with closing(sqlite3.connect(arrived.folder / "pull-request.db")) as stored:
+        tables = {name for (name,) in stored.execute("select name from sqlite_master")}
+        counts = [
+            stored.execute(f"select count(*) from {name}").fetchone() for name in tables & ROWS
+        ]
+    assert counts == [(0,)] * len(ROWS)
+    assert not (arrived.folder / "evil.json").exists()
+
+
+def archive_of(arrived, changes):
+    """An archive with entries that only a ZipInfo can make, too."""
+    path = arrived.archive()
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as made:
+        for name, content in changes.items():
+            made.writestr(name, content)
+    return path
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 no archive", None])
+def test_archive_that_is_none_is_refused(arrived, damage, tmp_path):
+    path = arrived.archive()
+    content = path.read_bytes()
+    at = content.index(b'"commit_hash"')
+    flipped = content[:at] + b"X" + content[at + 1 :]
+    path.write_bytes(flipped if damage is None else damage)
+
+    assert "readable zip file" in one_line(arrived.comment(path))
+
+
+def test_archive_too_large_is_not_opened(arrived, monkeypatch):
+    monkeypatch.setattr(artifact, "MOST_BYTES", 100)
+
+    assert "at most 100 bytes" in one_line(arrived.comment(arrived.archive()))
+
+
+def test_artifact_of_another_pull_request_names_no_commit_of_this_one(arrived):
+    """Which pull request it is comes from the head that GitHub says was run, nothing else."""
+    result = arrived.call(
+        *("comment", "--repo", "o/r", "--head", OTHER, "--author", "bot"),
+        *("--artifact", str(arrived.archive())),
+        *("--api-url", arrived.server.url_for("").rstrip("/")),
+        GITHUB_TOKEN="ghp_secret",
+    )
+
+    assert "newer commits were pushed" in one_line(result)
+    assert arrived.comments == []
+
+
+def test_results_of_other_code_than_they_name_are_refused_as_a_whole(arrived, tmp_path):
+    repository = GitRepository(tmp_path / "code")
+    shas = [repository.commit(text, code=text) for text in ("base", "head")]
+    pull = {"number": 9, "base": {"sha": shas[0]}, "head": {"sha": shas[1]}}
+    arrived.server.clear()
+    arrived.server.expect_request("/repos/o/r/pulls/9").respond_with_json(pull)
+    tree = empty_tree(tmp_path / "tree")
+    for day, sha in enumerate(shas):
+        add_run(tree, sha, [0.010, 0.020], day=day)
+        add_window(
+            tree,
+            sha,
+            1024,
+            time_s=0.01,
+            day=day,
+            provenance={"engine_tree": repository.engine_tree(shas[0])},
+        )
+    archive = tmp_path / "a.zip"
+    with zipfile.ZipFile(archive, "w") as made:
+        for path in (one for one in tree.root.rglob("*") if one.is_file()):
+            made.write(path, path.relative_to(tree.root))
+
+    result = arrived.call(
+        *("comment", "--repo", "o/r", "--pr", "9", "--base", shas[0], "--head", shas[1]),
+        *("--artifact", str(archive), "--repository", str(repository.root)),
+        *("--api-url", arrived.server.url_for("").rstrip("/")),
+        GITHUB_TOKEN="ghp_secret",
+    )
+
+    assert "refused: step.Step.time_step" in one_line(result)
+    assert [asked.path for asked, _ in arrived.server.log] == ["/repos/o/r/pulls/9"]
+    with closing(sqlite3.connect(arrived.folder / "pull-request.db")) as stored:
+        assert stored.execute("select count(*) from results").fetchone() == (0,)

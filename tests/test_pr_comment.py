@@ -104,11 +104,14 @@ Screened, not confirmed: one pass over all cases, at a false-discovery rate of 5
 ddtree-bench run --profile full --commits '{BASE}^!'
 ddtree-bench run --profile full --commits '{HEAD}^!'
 ddtree-bench compare {BASE} {HEAD}
+ddtree-bench confirm {BASE} {HEAD} --profile full
 ```
 
 A change counts from 3 % on; intervals are at 95 %; noise is what the series shows without a cause; n is the number of samples at base and at head.
 
 </details>
+
+Meant to be slower? Somebody who answers for it adds an `[[acknowledged]]` entry to the gate's policy file, with a day until which it counts. `ddtree-bench bisect` names the commit where several are new.
 
 <!-- ddtree-bench:suite -->"""
     )
@@ -271,6 +274,32 @@ def test_many_quiet_cases_cost_the_regression_nothing():
     assert len(text.encode()) <= LIMIT_BYTES
     assert text.index("time_step") < text.index("quiet0")
     assert re.search(r"Left out, for GitHub's limit on a comment: \d+ no change\.", text)
+
+
+def test_changes_that_were_measured_again_are_called_confirmed_and_others_are_not():
+    done = case(Verdict.REGRESSION, confirmed=True)
+    quiet = case(Verdict.NO_CHANGE)
+
+    assert "Confirmed: both commits" in render(comparison(done, quiet), CONTEXT)
+    assert "Confirmed" not in render(comparison(done, case(Verdict.IMPROVEMENT)), CONTEXT)
+    assert "Confirmed" not in render(comparison(quiet), CONTEXT)
+
+
+@pytest.mark.parametrize("text", ["plain", *HOSTILE])
+def test_link_leads_to_the_dashboard_whatever_the_case_is_called(text):
+    context = CommentContext(BASE, HEAD, dashboard="https://bench.example.org/")
+
+    hostile = case(Verdict.REGRESSION, benchmark=text, machine=text)
+
+    got = render(comparison(hostile, REGRESSION), context)
+    # A code span binds tighter than a link around it: what is in it is no markup.
+    links = re.findall(r"\]\(([^)]*)\)", re.sub(r"`[^`\n]*`", "code", got))
+    assert len(links) == 2
+    for link in links:
+        assert re.fullmatch(
+            r"https://bench\.example\.org/history\?benchmark=[\w.%~-]+&machine=[\w.%~-]+", link
+        )
+    assert got.count("\n") == render(comparison(REGRESSION, REGRESSION), context).count("\n")
 
 
 def test_same_comparison_gives_the_same_text():

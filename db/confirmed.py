@@ -1,0 +1,101 @@
+"""A comparison in which fresh pairs of the two commits decide what screening flagged.
+
+Screening looks at all cases once and says where to look; only what was measured again, in turns,
+may be told to anybody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from db.cases import Comparison, Verdict
+from db.compare import SEVERITY
+from db.errors import DbError
+from db.sequential import Decision
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from db.cases import CaseComparison
+
+DECIDED = (Verdict.REGRESSION, Verdict.IMPROVEMENT, Verdict.NO_CHANGE, Verdict.INCONCLUSIVE)
+NUMBERS = ("relative_change", "low", "high")
+
+
+class ConfirmationError(DbError):
+    """What says that cases were confirmed is not what `confirm` writes."""
+
+
+def confirmed(comparison: Comparison, decisions: Mapping[str, Decision]) -> Comparison:
+    """Let the decisions, by asv's names of cases, stand where they were made."""
+    cases = [
+        _confirmed(case, decisions[name])
+        if case.unit == "seconds"
+        and (name := asv_name(case.key.benchmark, case.key.params)) in decisions
+        else case
+        for case in comparison.cases
+    ]
+    cases.sort(key=lambda case: SEVERITY.index(case.verdict))
+    tally = Counter(case.verdict for case in cases)
+    verdict = min(tally, key=SEVERITY.index, default=comparison.verdict)
+    counts = {one: tally[one] for one in Verdict}
+    return Comparison(tuple(cases), counts, verdict, comparison.policy)
+
+
+def asv_name(benchmark: str, params: str) -> str:
+    """Name a stored case as asv does: its values without their names."""
+    values = [part.split("=", 1)[1] for part in params.split(", ") if "=" in part]
+    return f"{benchmark}({', '.join(values)})" if values else benchmark
+
+
+def _confirmed(case: CaseComparison, decision: Decision) -> CaseComparison:
+    return replace(
+        case,
+        verdict=decision.verdict,
+        relative_change=decision.relative_change,
+        interval_low=decision.low,
+        interval_high=decision.high,
+        n_base=decision.pairs,
+        n_head=decision.pairs,
+        needed_processes=None,
+        reason=f"{decision.pairs} fresh pairs in turns",
+        confirmed=True,
+    )
+
+
+def read_decisions(found: object, base: str, head: str) -> dict[str, Decision]:
+    """Read what `confirm --json` wrote for these two commits.
+
+    Raises
+    ------
+    ConfirmationError
+        It is something else, of other commits, or a number in it is none.
+    """
+    if not isinstance(found, dict) or not isinstance(found.get("cases"), dict):
+        raise ConfirmationError("confirmation: expected an object with cases, got something else")
+    if (found.get("base"), found.get("head")) != (base, head):
+        raise ConfirmationError(
+            f"confirmation: expected one of {base[:12]} and {head[:12]}, got other commits"
+        )
+    return {str(name): _decision(one) for name, one in found["cases"].items()}
+
+
+def _decision(found: Any) -> Decision:  # noqa: ANN401 - JSON holds anything
+    values = found if isinstance(found, dict) else {}
+    numbers = [float(one) for name in NUMBERS if _is_finite(one := values.get(name, math.nan))]
+    pairs, verdict = values.get("pairs"), values.get("verdict")
+    if len(numbers) < len(NUMBERS):
+        raise ConfirmationError(f"confirmation: expected finite {', '.join(NUMBERS)}, got others")
+    if type(pairs) is not int or not 0 < pairs <= 10_000:
+        raise ConfirmationError(f"confirmation: pairs: expected 1..10000, got {pairs!r:.40}")
+    if verdict not in DECIDED:
+        raise ConfirmationError(f"confirmation: expected a verdict, got {verdict!r:.40}")
+    change, low, high = numbers
+    return Decision(Verdict(verdict), pairs, change, low, high)
+
+
+def _is_finite(value: Any) -> bool:  # noqa: ANN401 - JSON holds anything
+    return type(value) in {int, float} and abs(value) < math.inf
