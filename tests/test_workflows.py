@@ -73,7 +73,7 @@ def test_measuring_may_only_read():
 def test_commenting_may_read_results_and_write_the_comment_only():
     assert load("comment.yml")["permissions"] == {}
     assert [job["permissions"] for job in jobs("comment.yml")] == [
-        {"actions": "read", "contents": "read", "pull-requests": "write"}
+        {"actions": "read", "checks": "write", "contents": "read", "pull-requests": "write"}
     ]
 
 
@@ -122,7 +122,7 @@ def test_base_that_fails_does_not_keep_the_head_from_being_measured(tmp_path):
     tool = tmp_path / ".venv" / "bin" / "ddtree-bench"
     tool.parent.mkdir(parents=True)
     tool.write_text(
-        '#!/bin/sh\necho "$@" >> calls\ncase "$*" in *base^!) exit 4;; compare*) exit 3;; esac\n'
+        '#!/bin/sh\necho "$@" >> calls\ncase "$*" in *base^!) exit 4;; compare*) exit 3;; confirm*) echo "{}"; exit 3;; esac\n'
     )
     git = tmp_path / "git"
     git.write_text("#!/bin/sh\necho base\n")
@@ -134,12 +134,14 @@ def test_base_that_fails_does_not_keep_the_head_from_being_measured(tmp_path):
         "TARGET": "main",
         "MACHINE": "m",
         "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"),
+        "RUNNER_TEMP": str(tmp_path),
     }
 
     done = subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=environment, check=False)
 
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert [call.split()[-1] for call in calls] == ["base^!", "head^!", "--markdown"]
+    assert [call.split()[-1] for call in calls] == ["base^!", "head^!", "--markdown", "--json"]
+    assert (tmp_path / ".asv" / "results" / "confirmed.json").read_text() == "{}\n"
     assert done.returncode == ExitCode.FAILED
 
 
@@ -158,15 +160,22 @@ def test_commenting_follows_the_measuring_workflow_by_its_name():
     }
 
 
-def test_results_are_uploaded_and_downloaded_under_one_name():
-    names = {
-        step["with"]["name"]
-        for name in NAMES
-        for step in steps(name)
-        if "-artifact@" in step.get("uses", "")
-    }
+def test_results_are_uploaded_and_fetched_under_one_name():
+    (upload,) = [step for step in steps("bench.yml") if "-artifact@" in step.get("uses", "")]
+    fetched = [script for script in scripts("comment.yml") if "gh api" in script]
 
-    assert names == {"asv-results"}
+    assert upload["with"]["name"] == "asv-results"
+    assert len(fetched) == 1
+    assert "artifacts?name=asv-results" in fetched[0]
+
+
+def test_nothing_but_the_guarded_command_opens_the_archive():
+    text = (FOLDER / "comment.yml").read_text(encoding="utf-8")
+
+    assert not re.search(r"unzip|zipfile|download-artifact|ddtree-bench ingest", text)
+    (said,) = [script for script in scripts("comment.yml") if "ddtree-bench comment" in script]
+    assert '--artifact "$RUNNER_TEMP/results.zip"' in said
+    assert not re.search(r"--pr |--base ", said)
 
 
 @pytest.mark.parametrize("name", NAMES)
