@@ -25,7 +25,7 @@ from dashboard.series_view import ShownSeries, legend_html, order_note, view_of
 from dashboard.url_filters import UrlFilters, url_filters
 from dashboard.words import escaped
 
-MOST_PANELS: Final = 12
+MOST_PANELS: Final = 6
 MOST_OVERLAID: Final = 8
 PANEL_PX: Final = 290
 ALONE_PX: Final = 460

@@ -17,7 +17,12 @@ def strip(frame: pd.DataFrame, title: str) -> alt.LayerChart:
     Columns: at, reading, kind ("sound" or "doubted"), codes, benchmark.
     """
     x = alt.X("at:T", title=None)
-    y = alt.Y("reading:Q", title=title, scale=alt.Scale(zero=False, nice=True))
+    y = alt.Y(
+        "reading:Q",
+        title=title,
+        scale=alt.Scale(zero=False, nice=True),
+        axis=alt.Axis(format=",.4~g", tickCount=4),
+    )
     names = ["sound", "doubted"]
     point = alt.Chart().mark_point(filled=True, size=34, opacity=0.8)
     shape = alt.Shape(

@@ -10,6 +10,7 @@ from dashboard import charts
 from dashboard.data import Source
 from dashboard.drawing import draw
 from dashboard.findings import FindingGroup, group_findings, standing, verdict_line
+from dashboard.freshness import local_text
 from dashboard.selection import link_query, newest_by_machine
 from dashboard.series_view import order_note, view_of
 from dashboard.units import change_text, commit_text, display_unit, p_value_text
@@ -79,7 +80,7 @@ def _counts(overview: Overview) -> None:
     for column, (label, count) in zip(st.columns(len(counted)), counted, strict=True):
         column.metric(label, f"{count:,}", border=True)
     if overview.last_ingestion is not None:
-        st.caption(f"Last ingestion: {overview.last_ingestion:%Y-%m-%d %H:%M} UTC")
+        st.caption(f"Last ingestion: {local_text(overview.last_ingestion)}")
 
 
 def _findings(source: Source, findings: Sequence[Finding], pages: Pages) -> None:
