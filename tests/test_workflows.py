@@ -1,4 +1,4 @@
-"""The two workflows: what they may do, what they run, and that they run what exists."""
+"""The workflows: what they may do, what they run, and that they run what exists."""
 
 import os
 import re
@@ -37,8 +37,27 @@ def scripts(name):
     return [step["run"] for step in steps(name) if "run" in step]
 
 
-def test_there_is_one_workflow_to_measure_and_one_to_comment():
-    assert NAMES == ["bench.yml", "comment.yml"]
+def test_there_is_one_workflow_to_test_one_to_measure_and_one_to_comment():
+    assert NAMES == ["bench.yml", "comment.yml", "tests.yml"]
+
+
+def test_testing_a_forks_code_meets_no_secret_no_writing_token_and_no_runner_of_ours():
+    text = (FOLDER / "tests.yml").read_text(encoding="utf-8")
+
+    assert load("tests.yml")["permissions"] == {"contents": "read"}
+    assert "secrets." not in text
+    assert [job["runs-on"] for job in jobs("tests.yml")] == ["ubuntu-latest"]
+    assert all("permissions" not in job for job in jobs("tests.yml"))
+
+
+def test_runners_page_names_the_labels_the_secret_and_the_setting():
+    page = (FOLDER.parent / "RUNNERS.md").read_text(encoding="utf-8")
+
+    (job,) = jobs("bench.yml")
+    assert ",".join(job["runs-on"][1:]) in page
+    assert "DDTREE_BENCH_DB" in page
+    assert "require approval for all external contributors" in page
+    assert "label `benchmark`" in page
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -51,7 +70,7 @@ def test_actions_are_pinned_by_commit_with_their_version_beside(name):
         assert re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), line
 
 
-def test_both_workflows_pin_one_version_of_an_action():
+def test_all_workflows_pin_one_version_of_an_action():
     pins = re.findall(
         r"uses: *(\S+)@(\S+)",
         "".join((FOLDER / name).read_text(encoding="utf-8") for name in NAMES),
@@ -178,7 +197,7 @@ def test_nothing_but_the_guarded_command_opens_the_archive():
     assert not re.search(r"--pr |--base ", said)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["bench.yml", "comment.yml"])
 def test_every_command_and_option_in_a_workflow_exists(name):
     called = [
         words.split()
