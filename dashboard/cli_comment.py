@@ -17,7 +17,9 @@ from dashboard.cli_exit import RefusedError, RefusedResultsError
 from dashboard.cli_gate import asked_gate, fail_on_option, gate_lines, policy_option
 from dashboard.forge_answers import PullRequest
 from dashboard.github import DEFAULT_API_URL, GitHub
+from dashboard.gitlab import MergeRequestNotes, gitlab_http, login
 from dashboard.pr_comment import MARKER, CommentContext, render
+from dashboard.sticky import Sticky
 from db.change_queries import explained
 from db.confirmed import confirmed, read_decisions
 from db.ingest import ingest
@@ -34,6 +36,7 @@ class _Asked(TypedDict):
     """The command line's options."""
 
     repo: str
+    gitlab: str | None
     pr: int | None
     base: str | None
     head: str
@@ -51,7 +54,13 @@ class _Asked(TypedDict):
 
 
 @click.command()
-@click.option("--repo", metavar="OWNER/NAME", required=True, help="The repository on GitHub.")
+@click.option("--repo", metavar="OWNER/NAME", required=True, help="The repository on the forge.")
+@click.option(
+    "--gitlab",
+    metavar="URL",
+    help="GitLab's interface, such as https://gitlab.com/api/v4: the merge request --pr of --repo "
+    "gets the note, with GITLAB_TOKEN.",
+)
 @click.option("--pr", type=click.IntRange(min=1), help="Default: the open one that ends at --head.")
 @click.option("--base", metavar="SHA", help="Default: where --head left its target branch.")
 @click.option("--head", metavar="SHA", required=True, help="The pull request's newest commit.")
@@ -99,7 +108,10 @@ def comment(app: App, **asked: Unpack[_Asked]) -> None:
     if asked["dry_run"] and asked["base"] is not None and asked["artifact"] is None:
         click.echo(_said(app, PullRequest(0, asked["base"], asked["head"]), asked, None)[1])
         return
-    with GitHub(_token(), asked["api_url"]) as client:
+    if asked["gitlab"] is not None:
+        _note(app, asked["gitlab"], asked)
+        return
+    with GitHub(_token("GITHUB_TOKEN"), asked["api_url"]) as client:
         target, base = _target(client, asked)
         found = PullRequest(target.number, base, target.head)
         comparison, body = _said(app, found, asked, _stored(app, found, asked))
@@ -107,6 +119,18 @@ def comment(app: App, **asked: Unpack[_Asked]) -> None:
             click.echo(body)
             return
         _write(client, found, asked, (comparison, body), judged)
+
+
+def _note(app: App, api_url: str, asked: _Asked) -> None:
+    """Write the note of a merge request, of which everything must be said here."""
+    number, base = asked["pr"], asked["base"]
+    if number is None or base is None or asked["check"] or asked["artifact"] is not None:
+        raise RefusedError("gitlab: expected --pr and --base, and neither --check nor --artifact")
+    _, body = _said(app, PullRequest(number, base, asked["head"]), asked, None)
+    with gitlab_http(_token("GITLAB_TOKEN"), api_url) as http:
+        notes = MergeRequestNotes(http, asked["repo"], number)
+        done = Sticky(notes, MARKER, asked["author"] or login(http)).upsert(body)
+    click.echo(f"comment: {done.action} {done.url}")
 
 
 def _write(
@@ -176,8 +200,8 @@ def _said(
     return comparison, render(comparison, context, found)
 
 
-def _token() -> str:
-    token = os.environ.get("GITHUB_TOKEN", "")
+def _token(name: str) -> str:
+    token = os.environ.get(name, "")
     if not token:
-        raise RefusedError("GITHUB_TOKEN: expected a token in the environment, got none")
+        raise RefusedError(f"{name}: expected a token in the environment, got none")
     return token

@@ -132,6 +132,23 @@ def test_stale_run_says_so(filled, httpserver):
     assert "Stale: the newest commit is `9999999999`" in result.output
 
 
+def test_merge_request_of_gitlab_gets_a_note(filled, httpserver):
+    note = {"id": 5, "author": {"username": "bot"}, "body": ""}
+    path = "/api/v4/projects/o/r/merge_requests/7/notes"
+    httpserver.expect_request(path, method="GET").respond_with_json([])
+    httpserver.expect_request(path, method="POST").respond_with_json(note, 201)
+    arguments = (
+        *("comment", "--repo", "o/r", "--pr", "7", "--base", BASE, "--head", SLOWER),
+        *("--gitlab", httpserver.url_for("/api/v4"), "--author", "bot"),
+    )
+
+    done = filled(*arguments, GITLAB_TOKEN="glpat")
+    refused = filled(*arguments, "--check", GITLAB_TOKEN="glpat")
+
+    assert done.stdout == "comment: created o/r!7#note_5\n"
+    assert "neither --check" in one_line(refused)
+
+
 class Arrived:
     """A trusted job's call on an archive that a fork's job left."""
 
