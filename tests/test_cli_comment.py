@@ -1,6 +1,7 @@
 """`ddtree-bench comment` against GitHub's interface, served over HTTP."""
 
 import json
+import shutil
 import sqlite3
 import stat
 import time
@@ -156,7 +157,6 @@ class Arrived:
         self.folder, self.server = folder, httpserver
         self.comments = serve_github(httpserver)
         self.call = command_on(f"sqlite:///{folder / 'pull-request.db'}")
-        assert self.call("db", "upgrade").exit_code == ExitCode.OK
         self.checks = []
         path = "/repos/o/r/check-runs"
         httpserver.expect_request(path, method="POST").respond_with_handler(self.check)
@@ -189,8 +189,17 @@ class Arrived:
         )
 
 
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    """A database without results, made once: a schema takes longer than the rest of a test."""
+    path = tmp_path_factory.mktemp("empty") / "bench.db"
+    assert command_on(f"sqlite:///{path}")("db", "upgrade").exit_code == ExitCode.OK
+    return path
+
+
 @pytest.fixture
-def arrived(tmp_path, httpserver):
+def arrived(tmp_path, httpserver, empty):
+    shutil.copy(empty, tmp_path / "pull-request.db")
     return Arrived(tmp_path, httpserver)
 
 
