@@ -6,9 +6,9 @@ engine for every fixed budget and one that may have as many nodes as the largest
 them by a cost table measured just before. All decode the same tokens, in turns; a sample is the
 seconds of a run by the tokens it committed, and a ratio compares the two runs of one round.
 
-What the adaptive policy cannot know, and pays for: its table has draft and verify passes alone, its
-trees are built whole before they are cut, and it weighs after the draft is done. It believes the
-drafter. Beside each budget stand its stages and what its trees committed of what they promised,
+What the adaptive policy cannot know, and pays for: its table has commits of a root alone, its trees
+are built whole before they are cut, and it weighs after the draft is done. It believes the drafter.
+Beside each budget stand its stages and what its trees committed of what they promised,
 behind all of them the cost table: they say which of these it was, or that the table was off.
 
 The best fixed budget is the one that was the fastest here, so it has luck on its side; nobody knows
@@ -139,7 +139,9 @@ class Row:
     num_nodes: dict[str, float]  # of a step, mean
     stages_s: dict[str, dict[str, float]]
     draft_cost_s: float  # of the table that the adaptive budget weighs by
+    build_cost_s: float
     verify_costs_s: dict[int, float]  # of each bucket of rows
+    commit_costs_s: dict[int, float]
 
     def token_s(self, name: str) -> float:
         """The median of a budget."""
@@ -179,8 +181,14 @@ class Row:
                 f"of {self.promised[name]:5.2f}  "
                 f"nodes {self.num_nodes[name]:5.1f}  {stages} ms"
             )
-        costs = "  ".join(f"{n} {1e3 * cost_s:.3f}" for n, cost_s in self.verify_costs_s.items())
-        yield f"  weighed by ms: draft {1e3 * self.draft_cost_s:.3f}, verify by rows {costs}"
+        costs = "  ".join(
+            f"{n} {1e3 * cost_s:.3f} + {1e3 * self.commit_costs_s[n]:.3f}"
+            for n, cost_s in self.verify_costs_s.items()
+        )
+        yield (
+            f"  weighed by ms: draft {1e3 * self.draft_cost_s:.3f}, build "
+            f"{1e3 * self.build_cost_s:.3f}, verify + commit by rows {costs}"
+        )
 
 
 def _quartiles(values: Sequence[float]) -> tuple[float, float]:
@@ -223,7 +231,9 @@ def race(
         promised={name: promised for name, (_, promised) in observed.items()},
         stages_s={name: stages_s for name, (stages_s, _) in observed.items()},
         draft_cost_s=table.draft_seconds[0],
+        build_cost_s=table.build_seconds[0],
         verify_costs_s=dict(zip(table.num_rows, table.verify_seconds[0], strict=True)),
+        commit_costs_s=dict(zip(table.num_rows, table.commit_seconds[0], strict=True)),
     )
 
 

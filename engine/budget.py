@@ -3,13 +3,16 @@
 A node is worth the tokens it is expected to commit and costs the seconds by which it lengthens
 the step. With a cost table measured on the machine, the adaptive policy takes the number of nodes
 that promises the most tokens per second. A step runs as fast as the bucket of rows that it is
-padded to, so cost is a staircase: it is not convex, and the first drop is not the end.
+padded to, so cost is a staircase: it is not convex, and the first drop is not the end. Trees are
+built whole and then cut: drafting and building cost a step the same whatever is chosen, but they
+count, since a step that costs more anyway has to commit more.
 Source: arXiv 2606.01813 (CaDDTree). Differs: bucket ends instead of every number of nodes, all of
 them compared, one pool for all sequences. This module measures nothing.
 """
 
 import dataclasses
 import json
+import math
 from bisect import bisect, bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +24,7 @@ from engine.draft_tree import DraftTree
 from engine.errors import ConfigError
 from engine.node_pool import pool_nodes, share_nodes
 
-FORMAT = "cost-table/1"  # of the JSON
+FORMAT = "cost-table/2"  # of the JSON
 _T = TypeVar("_T")
 
 
@@ -54,10 +57,11 @@ _ORIGIN_TYPES = {"page_size": int}
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Measured seconds of a step by rows verified and by committed tokens of a sequence.
+    """Measured seconds of a step's stages by rows verified and by committed tokens of a sequence.
 
     More rows and more context never cost less: measured times are made ascending in rows by least
-    squares, then in context by the running maximum, and are kept so.
+    squares, then in context by the running maximum, and are kept so. A commit is one of the root
+    alone: what each further token of a path costs is not told apart.
 
     Parameters
     ----------
@@ -65,8 +69,9 @@ class CostTable:
         Rows of the verify pass, all trees with their roots, at the end of each bucket.
     context_tokens : ascending
         Committed tokens of each sequence.
-    verify_seconds : one row for each context, one value for each bucket
-    draft_seconds : one value for each context
+    draft_seconds, build_seconds : one value for each context
+        Building is that of the largest trees, before they are cut.
+    verify_seconds, commit_seconds : one row for each context, one value for each bucket
     origin : CostOrigin
 
     Raises
@@ -78,50 +83,64 @@ class CostTable:
 
     num_rows: tuple[int, ...]
     context_tokens: tuple[int, ...]
-    verify_seconds: tuple[tuple[float, ...], ...]
     draft_seconds: tuple[float, ...]
+    build_seconds: tuple[float, ...]
+    verify_seconds: tuple[tuple[float, ...], ...]
+    commit_seconds: tuple[tuple[float, ...], ...]
     origin: CostOrigin
 
     def __post_init__(self) -> None:
         _check_grid("num_rows", self.num_rows, least=1)
         _check_grid("context_tokens", self.context_tokens, least=0)
-        _check_length("verify_seconds", self.verify_seconds, len(self.context_tokens))
-        _check_length("draft_seconds", self.draft_seconds, len(self.context_tokens))
-        _check_times("draft_seconds", self.draft_seconds)
-        for times in self.verify_seconds:
-            _check_length("verify_seconds of a context", times, len(self.num_rows))
-            _check_times("verify_seconds", times)
-        by_bucket = zip(*map(_ascending, self.verify_seconds), strict=True)
-        columns = [tuple(accumulate(times, max)) for times in by_bucket]
-        object.__setattr__(self, "verify_seconds", tuple(zip(*columns, strict=True)))
-        object.__setattr__(self, "draft_seconds", tuple(accumulate(self.draft_seconds, max)))
-        for times in (*columns, self.draft_seconds):
-            if _on_line(self.context_tokens, times, 0) <= 0.0:
+        for name in _BY_CONTEXT:
+            columns = [self._checked(name)]
+            object.__setattr__(self, name, self._by_context(columns)[0])
+        for name in _BY_ROWS:
+            rows = [_ascending(times) for times in self._checked_rows(name)]
+            columns = self._by_context(list(zip(*rows, strict=True)))
+            object.__setattr__(self, name, tuple(zip(*columns, strict=True)))
+
+    def step_times_s(self, context_tokens: float) -> list[float]:
+        """Return the seconds of a step for each bucket, all stages, linear in context."""
+        left, share = _place(self.context_tokens, context_tokens)
+        times = self._at(left)
+        if not share:
+            return times
+        return [
+            low + share * (high - low) for low, high in zip(times, self._at(left + 1), strict=True)
+        ]
+
+    def _at(self, point: int) -> list[float]:
+        """Return the seconds of a step for each bucket at a point of the context grid."""
+        same_s = self.draft_seconds[point] + self.build_seconds[point]
+        by_rows = zip(self.verify_seconds[point], self.commit_seconds[point], strict=True)
+        return [same_s + verify_s + commit_s for verify_s, commit_s in by_rows]
+
+    def _checked(self, name: str) -> tuple[float, ...]:
+        times: tuple[float, ...] = getattr(self, name)
+        _check_length(name, times, len(self.context_tokens))
+        _check_times(name, times)
+        return times
+
+    def _checked_rows(self, name: str) -> tuple[tuple[float, ...], ...]:
+        rows: tuple[tuple[float, ...], ...] = getattr(self, name)
+        _check_length(name, rows, len(self.context_tokens))
+        for times in rows:
+            _check_length(f"{name} of a context", times, len(self.num_rows))
+            _check_times(name, times)
+        return rows
+
+    def _by_context(self, columns: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
+        """Make each column, one value for each context, ascending, and refuse a negative time."""
+        ascending = [tuple(accumulate(times, max)) for times in columns]
+        left, share = _place(self.context_tokens, 0)
+        for times in ascending:
+            if share and times[left] + share * (times[left + 1] - times[left]) <= 0.0:
                 raise ConfigError(
                     f"context_tokens: expected a shorter one than {self.context_tokens[0]}, got "
                     f"{times[0]} s there and {times[1]} s at the next (less than no time at 0)"
                 )
-
-    def verify_time_s(self, num_rows: int, context_tokens: float) -> float:
-        """Return the seconds of a verify pass: those of the next bucket, linear in context.
-
-        Raises
-        ------
-        ConfigError
-            More rows than were measured.
-        """
-        bucket = bisect_left(self.num_rows, num_rows)
-        if bucket == len(self.num_rows):
-            raise ConfigError(
-                f"num_rows: expected at most {self.num_rows[-1]}, got {num_rows} (the largest "
-                "bucket of the cost table)"
-            )
-        times = [row[bucket] for row in self.verify_seconds]
-        return _on_line(self.context_tokens, times, context_tokens)
-
-    def draft_time_s(self, context_tokens: float) -> float:
-        """Return the seconds of a draft pass, linear in context."""
-        return _on_line(self.context_tokens, self.draft_seconds, context_tokens)
+        return ascending
 
     def check_origin(self, origin: CostOrigin) -> None:
         """Refuse another origin than the table's with a `ConfigError` that names what differs."""
@@ -150,22 +169,33 @@ class CostTable:
             record = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"cost table: expected JSON, got {error} (damaged?)") from error
+        stored = record.get("format") if isinstance(record, dict) else None
+        if stored is not None and stored != FORMAT:
+            raise ConfigError(
+                f"cost table: expected the format {FORMAT!r}, got {stored!r} (measure it anew: "
+                "what a step costs is told in other parts)"
+            )
         names = {field.name for field in dataclasses.fields(cls)}
         _check_names("cost table", record, {"format", *names})
-        if (stored := record.pop("format")) != FORMAT:
-            raise ConfigError(
-                f"cost table: expected the format {FORMAT!r}, got {stored!r} (measure it anew)"
-            )
         origin = record["origin"]
         _check_names("origin", origin, {field.name for field in dataclasses.fields(CostOrigin)})
-        rows = _list("verify_seconds", record["verify_seconds"])
+        by_rows = {
+            name: tuple(_list(f"{name} of a context", row) for row in _list(name, record[name]))
+            for name in _BY_ROWS
+        }
         return cls(
             num_rows=_list("num_rows", record["num_rows"]),
             context_tokens=_list("context_tokens", record["context_tokens"]),
-            verify_seconds=tuple(_list("verify_seconds of a context", row) for row in rows),
             draft_seconds=_list("draft_seconds", record["draft_seconds"]),
+            build_seconds=_list("build_seconds", record["build_seconds"]),
+            verify_seconds=by_rows["verify_seconds"],
+            commit_seconds=by_rows["commit_seconds"],
             origin=CostOrigin(**origin),
         )
+
+
+_BY_CONTEXT = ("draft_seconds", "build_seconds")
+_BY_ROWS = ("verify_seconds", "commit_seconds")
 
 
 def tree_budget(policy: str, node_budget: int, num_seqs: int) -> int:
@@ -216,8 +246,8 @@ def allot(
         )
     if table is None:
         raise ConfigError("cost table: expected one, got none (what an adaptive budget weighs)")
-    pool = pool_nodes(trees)
-    gains = pool.path_log_probs[: node_budget * len(trees)].exp().tolist()
+    pool = pool_nodes(trees, node_budget * len(trees))
+    gains = [math.exp(weight) for weight in pool.path_log_probs]
     return pool.take(choose_num_nodes(gains, len(trees), table, context_tokens))
 
 
@@ -226,9 +256,9 @@ def choose_num_nodes(
 ) -> int:
     """Return the number of nodes, all trees together, that promises the most tokens per second.
 
-    With n nodes a step commits `num_seqs + sum(gains[:n])` tokens in the time of its draft pass
-    and of a verify pass over `num_seqs + n` rows. Compared are the ends of all buckets and of the
-    list; within a bucket more nodes cost nothing. Equal rates go to fewer nodes.
+    With n nodes a step commits `num_seqs + sum(gains[:n])` tokens in the time of its draft and
+    build and of a verify pass and a commit of `num_seqs + n` rows. Compared are the ends of all
+    buckets and of the list; within a bucket more nodes cost nothing. Equal rates go to fewer nodes.
 
     Parameters
     ----------
@@ -244,16 +274,25 @@ def choose_num_nodes(
     ConfigError
         The table has no bucket for the roots alone.
     """
-    most = min(len(gains), max(table.num_rows[-1] - num_seqs, 0))
-    ends = {rows - num_seqs for rows in table.num_rows if num_seqs <= rows < num_seqs + most}
+    num_rows = table.num_rows
+    first = bisect_left(num_rows, num_seqs)
+    if first == len(num_rows):
+        raise ConfigError(
+            f"num_rows: expected at most {num_rows[-1]}, got {num_seqs} (the largest bucket of "
+            "the cost table)"
+        )
+    most = min(len(gains), num_rows[-1] - num_seqs)
     tokens = list(accumulate(gains[:most], initial=float(num_seqs)))
-    draft_s = table.draft_time_s(context_tokens)
-
-    def tokens_per_s(num_nodes: int) -> float:
-        verify_s = table.verify_time_s(num_seqs + num_nodes, context_tokens)
-        return tokens[num_nodes] / (draft_s + verify_s)
-
-    return max(sorted({*ends, most}), key=tokens_per_s)  # the first of equals
+    best, best_rate = 0, 0.0
+    for rows, time_s in zip(
+        num_rows[first:], table.step_times_s(context_tokens)[first:], strict=True
+    ):
+        num_nodes = min(rows - num_seqs, most)
+        if (rate := tokens[num_nodes] / time_s) > best_rate:  # so the first of equals
+            best, best_rate = num_nodes, rate
+        if num_nodes == most:
+            break
+    return best
 
 
 def _ascending(times: Sequence[float]) -> tuple[float, ...]:
@@ -268,13 +307,12 @@ def _ascending(times: Sequence[float]) -> tuple[float, ...]:
     return tuple(mean for mean, size in levels for _ in range(size))
 
 
-def _on_line(grid: Sequence[int], values: Sequence[float], at: float) -> float:
-    """Interpolate linearly between grid points and go on beyond them; one point is constant."""
+def _place(grid: Sequence[int], at: float) -> tuple[int, float]:
+    """Return the grid point left of `at`, and how far to the next it lies: also beyond the grid."""
     if len(grid) == 1:
-        return values[0]
+        return 0, 0.0  # one point holds for all
     right = min(max(bisect(grid, at), 1), len(grid) - 1)
-    share = (at - grid[right - 1]) / (grid[right] - grid[right - 1])
-    return values[right - 1] + share * (values[right] - values[right - 1])
+    return right - 1, (at - grid[right - 1]) / (grid[right] - grid[right - 1])
 
 
 def _check_grid(name: str, grid: Sequence[int], *, least: int) -> None:

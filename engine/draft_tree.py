@@ -103,7 +103,7 @@ class DraftTree:
         return bits.flatten(1)[:, : self.tree_size].bool()
 
     def prefix(self, num_nodes: int) -> "DraftTree":
-        """Return what a smaller budget would have built, the first nodes, as views.
+        """Return what a smaller budget would have built, the first nodes, as views; or this tree.
 
         Raises
         ------
@@ -114,6 +114,8 @@ class DraftTree:
             raise BudgetError(
                 f"num_nodes: expected 0..{self.num_nodes}, got {num_nodes} (nodes of this tree)"
             )
+        if num_nodes == self.num_nodes:
+            return self
         return DraftTree(*(getattr(self, name)[: 1 + num_nodes] for name in _FIELD_DTYPES))
 
     def to(self, device: torch.device | str) -> "DraftTree":

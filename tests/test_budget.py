@@ -1,5 +1,6 @@
 """The adaptive budget: a measured cost table, and the number of nodes it pays for."""
 
+import bisect
 import dataclasses
 import itertools
 import json
@@ -27,9 +28,16 @@ ORIGIN = CostOrigin(
 )
 
 
-def table_of(num_rows, verify_seconds, draft_seconds=1.0):
-    """A table for one context length, which holds for all."""
-    return CostTable(tuple(num_rows), (0,), (tuple(verify_seconds),), (draft_seconds,), ORIGIN)
+def table_of(num_rows, seconds, same_s=1.0):
+    """A table for one context length, which holds for all; each stage has its part of the time."""
+    verify_s, commit_s = zip(*((time_s * 0.75, time_s * 0.25) for time_s in seconds), strict=True)
+    same = ((same_s * 0.75,), (same_s * 0.25,))
+    return CostTable(tuple(num_rows), (0,), *same, (verify_s,), (commit_s,), ORIGIN)
+
+
+def step_time_s(table, num_rows, context=0):
+    """A step of so many rows costs its bucket."""
+    return table.step_times_s(context)[bisect.bisect_left(table.num_rows, num_rows)]
 
 
 def published_tree():
@@ -43,7 +51,7 @@ def published_tree():
 
 
 def test_the_caddtree_example_takes_nine_nodes():
-    table = table_of(range(1, 41), [40.0 + 2 * n for n in range(40)], draft_seconds=7.0)
+    table = table_of(range(1, 41), [40.0 + 2 * n for n in range(40)], same_s=7.0)
     gains = published_tree().path_log_probs[1:].exp().tolist()
 
     chosen = choose_num_nodes(gains, 1, table, 100)
@@ -115,8 +123,7 @@ def test_no_number_of_nodes_promises_a_higher_rate(costs, gains, num_seqs):
     chosen = choose_num_nodes(gains, num_seqs, table, 0)
 
     def rate(num_nodes):
-        time_s = 1.0 + table.verify_time_s(num_seqs + num_nodes, 0)
-        return (num_seqs + sum(gains[:num_nodes])) / time_s
+        return (num_seqs + sum(gains[:num_nodes])) / step_time_s(table, num_seqs + num_nodes)
 
     possible = range(min(len(gains), num_rows[-1] - num_seqs) + 1)
     assert chosen in possible
@@ -126,36 +133,32 @@ def test_no_number_of_nodes_promises_a_higher_rate(costs, gains, num_seqs):
 CONTEXTS = CostTable(
     num_rows=(1, 16, 64),
     context_tokens=(100, 300, 1300),
-    verify_seconds=((1.0, 2.0, 4.0), (2.0, 4.0, 8.0), (12.0, 24.0, 48.0)),
-    draft_seconds=(0.5, 0.7, 2.7),
+    draft_seconds=(0.25, 0.45, 2.45),
+    build_seconds=(0.25, 0.25, 0.25),
+    verify_seconds=((0.75, 1.5, 3.0), (1.75, 3.5, 7.0), (11.75, 23.5, 47.0)),
+    commit_seconds=((0.25, 0.5, 1.0),) * 3,
     origin=ORIGIN,
 )
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "context", "verify_s"),
+    ("num_rows", "context", "time_s"),
     [
-        (1, 100, 1.0),
-        (2, 100, 2.0),
-        (16, 100, 2.0),
-        (17, 100, 4.0),
-        (16, 200, 3.0),
-        (16, 300, 4.0),
-        (16, 800, 14.0),
-        (64, 2300, 88.0),
-        (1, 0, 0.5),
-        (1, 150.5, 1.2525),
+        (1, 100, 0.5 + 1.0),
+        (2, 100, 0.5 + 2.0),
+        (16, 100, 0.5 + 2.0),
+        (17, 100, 0.5 + 4.0),
+        (16, 200, 0.6 + 3.0),
+        (16, 300, 0.7 + 4.0),
+        (16, 800, 1.7 + 14.0),
+        (64, 1300, 2.7 + 48.0),
+        (64, 2300, 4.7 + 88.0),
+        (1, 0, 0.4 + 0.5),
+        (1, 150.5, 0.5505 + 1.2525),
     ],
 )
-def test_rows_cost_their_bucket_and_context_is_linear_between_and_beyond(
-    num_rows, context, verify_s
-):
-    assert CONTEXTS.verify_time_s(num_rows, context) == pytest.approx(verify_s, rel=1e-12)
-
-
-@pytest.mark.parametrize(("context", "draft_s"), [(0, 0.4), (200, 0.6), (1300, 2.7), (2300, 4.7)])
-def test_drafting_costs_what_its_context_costs(context, draft_s):
-    assert CONTEXTS.draft_time_s(context) == pytest.approx(draft_s, rel=1e-12)
+def test_rows_cost_their_bucket_and_context_is_linear_between_and_beyond(num_rows, context, time_s):
+    assert step_time_s(CONTEXTS, num_rows, context) == pytest.approx(time_s, rel=1e-12)
 
 
 def test_a_longer_context_pays_for_another_number_of_nodes():
@@ -164,26 +167,23 @@ def test_a_longer_context_pays_for_another_number_of_nodes():
     chosen = [choose_num_nodes(gains, 1, CONTEXTS, context) for context in (0, 1300)]
 
     rates = {
-        context: {
-            n: (1 + 0.5 * n)
-            / (CONTEXTS.draft_time_s(context) + CONTEXTS.verify_time_s(1 + n, context))
-            for n in (0, 15, 63)
-        }
+        context: {n: (1 + 0.5 * n) / step_time_s(CONTEXTS, 1 + n, context) for n in (0, 15, 63)}
         for context in (0, 1300)
     }
     assert chosen == [max(rates[context], key=rates[context].get) for context in (0, 1300)]
 
 
 def test_noise_that_lets_more_rows_cost_less_is_levelled():
-    table = table_of([1, 2, 4, 8], [1.0, 3.0, 2.0, 4.0])
+    table = table_of([1, 2, 4, 8], [4.0, 12.0, 8.0, 16.0])
 
-    assert table.verify_seconds == ((1.0, 2.5, 2.5, 4.0),)
+    assert table.verify_seconds == ((3.0, 7.5, 7.5, 12.0),)
+    assert table.commit_seconds == ((1.0, 2.5, 2.5, 4.0),)
 
 
 @settings(deadline=None, max_examples=100)
 @given(times=st.lists(st.integers(1, 30), min_size=1, max_size=7))
 def test_levelled_times_are_the_nearest_ascending_ones(times):
-    table = table_of(range(1, len(times) + 1), map(float, times))
+    table = table_of(range(1, len(times) + 1), [4.0 * time for time in times])
 
     # Least squares under order: at each place the largest of the smallest means around it.
     expected = [
@@ -193,21 +193,21 @@ def test_levelled_times_are_the_nearest_ascending_ones(times):
         )
         for place in range(len(times))
     ]
-    assert table.verify_seconds[0] == pytest.approx(expected, rel=1e-12)
+    assert table.commit_seconds[0] == pytest.approx(expected, rel=1e-12)
 
 
 def test_more_context_never_costs_less():
-    verify_seconds, draft_seconds = ((2.0, 3.0), (1.0, 4.0), (5.0, 5.0)), (1.0, 0.5, 0.75)
+    by_rows, by_context = ((2.0, 3.0), (1.0, 4.0), (5.0, 5.0)), (1.0, 0.5, 0.75)
 
-    table = CostTable((1, 2), (0, 10, 20), verify_seconds, draft_seconds, ORIGIN)
+    table = CostTable((1, 2), (0, 10, 20), by_context, by_context, by_rows, by_rows, ORIGIN)
 
-    assert table.verify_seconds == ((2.0, 3.0), (2.0, 4.0), (5.0, 5.0))
-    assert table.draft_seconds == (1.0, 1.0, 1.0)
-    assert table.verify_time_s(1, 10**6) > 0
+    assert table.verify_seconds == table.commit_seconds == ((2.0, 3.0), (2.0, 4.0), (5.0, 5.0))
+    assert table.draft_seconds == table.build_seconds == (1.0, 1.0, 1.0)
+    assert table.step_times_s(10**6)[0] > 0
 
 
 def test_a_table_survives_being_written_and_read():
-    noisy = table_of([1, 3, 9], [0.1, 0.30000000000000004, 0.2], draft_seconds=1e-300)
+    noisy = table_of([1, 3, 9], [0.1, 0.30000000000000004, 0.2], same_s=1e-300)
 
     for table in (CONTEXTS, noisy):
         assert CostTable.from_json(table.to_json()) == table
@@ -229,7 +229,14 @@ def changed(**fields):
         (changed(verify_seconds=[[1e308, 1e308, 1e307]] * 3), "verify_seconds: .*got 1e.308"),
         (changed(origin="gone"), r"cost table: expected .*'origin'.*, got"),
         (changed(more=1), "cost table: expected .*'more'"),
-        (changed(format="cost-table/2"), "format"),
+        (changed(format="cost-table/3"), "format"),
+        (changed(format="gone"), "cost table: expected .*'format'"),
+        (changed(format="cost-table/1", build_seconds="gone", commit_seconds="gone"),
+         "expected the format 'cost-table/2', got 'cost-table/1' .measure it anew"),
+        (changed(build_seconds=[0.5]), "build_seconds: expected 3, got 1"),
+        (changed(build_seconds=[0.5, 0.5, -1.0]), r"build_seconds: .*got -1\.0"),
+        (changed(commit_seconds=[[1.0, 2.0]] * 3), "commit_seconds of a context: expected 3"),
+        (changed(commit_seconds=[[1.0, 2.0, 0.0]] * 3), r"commit_seconds: .*got 0\.0"),
         (changed(num_rows=7), "num_rows: expected a list"),
         (changed(num_rows=[1, 16, 16]), "num_rows: expected ascending"),
         (changed(num_rows=[1, 16, 64.0]), "num_rows: expected ascending"),
@@ -237,8 +244,9 @@ def changed(**fields):
         (changed(num_rows=["1", "2", "3"]), "num_rows: expected ascending"),
         (changed(num_rows=[]), "num_rows: expected ascending"),
         (changed(context_tokens=[-1, 300, 1300]), "context_tokens: expected ascending"),
-        (changed(context_tokens=[100, 300]), "verify_seconds: expected 2, got 3"),
+        (changed(context_tokens=[100, 300]), "draft_seconds: expected 2, got 3"),
         (changed(verify_seconds=[1.0, 2.0, 3.0]), "verify_seconds of a context: expected a list"),
+        (changed(verify_seconds=[[1.0, 2.0, 3.0]]), "verify_seconds: expected 3, got 1"),
         (changed(verify_seconds=[[1.0, 2.0]] * 3), "verify_seconds of a context: expected 3"),
         (changed(verify_seconds=[[1.0, 2.0, math.nan]] * 3), "verify_seconds: .*got nan"),
         (changed(verify_seconds=[[1.0, 2.0, math.inf]] * 3), "verify_seconds: .*got inf"),
@@ -329,3 +337,40 @@ def test_more_seconds_for_verifying_never_buy_more_nodes():
     assert chosen[0] == 39
     assert chosen[-1] == 0
     assert all(less <= more for more, less in itertools.pairwise(chosen))
+
+
+def allotted_by_tensors(trees, node_budget, table, context):
+    """The rule in tensors: a pool sorted by weight, and every bucket's end tried."""
+    weights = torch.cat([tree.path_log_probs[1:].cummin(0).values for tree in trees])
+    pooled, order = weights.sort(descending=True, stable=True)
+    sizes = torch.tensor([tree.num_nodes for tree in trees])
+    owners = torch.arange(len(trees)).repeat_interleave(sizes)[order]
+    gains = pooled[: node_budget * len(trees)].exp().tolist()
+    most = min(len(gains), table.num_rows[-1] - len(trees))
+    tokens = list(itertools.accumulate(gains[:most], initial=float(len(trees))))
+    ends = {n - len(trees) for n in table.num_rows if len(trees) <= n < len(trees) + most}
+    chosen = max(
+        sorted({*ends, most}),
+        key=lambda n: tokens[n] / step_time_s(table, len(trees) + n, context),
+    )
+    counts = torch.bincount(owners[:chosen], minlength=len(trees)).tolist()
+    return [tree.prefix(count) for tree, count in zip(trees, counts, strict=True)]
+
+
+@pytest.mark.parametrize("num_seqs", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(25))
+def test_lists_choose_the_trees_that_tensors_would(num_seqs, seed):
+    chooser = torch.Generator().manual_seed(100 * num_seqs + seed)
+    logits = torch.randn(num_seqs, 7, 90, generator=chooser) * 2 ** (seed % 5 - 1)
+    if seed % 3 == 0:
+        logits = logits.round()  # many ties
+    trees = [build_draft_tree(rows, root_token=7, node_budget=64) for rows in logits]
+    num_rows = [num_seqs + n for n in (0, 1, 2, 4, 8, 16, 32, 64, 320)]
+    slope = 2.0 ** -(seed % 9)
+    table = table_of(num_rows, [1.0 + slope * n for n in num_rows], same_s=2.0)
+
+    found = allot(trees, "adaptive", 64, table, 3)
+
+    for tree, expected in zip(found, allotted_by_tensors(trees, 64, table, 3), strict=True):
+        for field in dataclasses.fields(tree):
+            assert torch.equal(getattr(tree, field.name), getattr(expected, field.name))

@@ -73,7 +73,8 @@ def test_what_trees_commit_in_the_mean_is_the_root_and_its_nodes_odds():
 def row_of(fixed, adaptive):
     times = {"4": (3.0, 3.0, 3.0), "8": fixed, ADAPTIVE: adaptive}
     ones, stages = dict.fromkeys(times, 1.0), dict.fromkeys(times, dict.fromkeys(STAGES, 0.001))
-    return Row("code T=0", times, ones, ones, ones, stages, 0.002, {1: 0.001, 5: 0.0025})
+    costs = (0.002, 0.003, {1: 0.001, 5: 0.0025}, {1: 0.0005, 5: 0.001})
+    return Row("code T=0", times, ones, ones, ones, stages, *costs)
 
 
 def test_the_ratio_is_that_of_the_runs_of_a_round():
@@ -87,7 +88,10 @@ def test_the_ratio_is_that_of_the_runs_of_a_round():
         "time ratio 1.000 (0.950 to 1.050)"
     )
     assert [line.split()[0] for line in budgets] == ["4", "8", ADAPTIVE]
-    assert costs == "  weighed by ms: draft 2.000, verify by rows 1 1.000  5 2.500"
+    assert costs == (
+        "  weighed by ms: draft 2.000, build 3.000, verify + commit by rows 1 1.000 + 0.500  "
+        "5 2.500 + 1.000"
+    )
 
 
 def test_a_regime_in_which_the_adaptive_budget_is_slower_says_so():
@@ -117,7 +121,8 @@ def test_every_regime_has_a_line_and_is_kept(capsys, monkeypatch, tmp_path):
         assert all(len(times) == 2 for times in row["token_times_s"].values())
         assert row["commit_lengths"]["1"] <= row["commit_lengths"]["6"]
         assert row["num_nodes"]["6"] == 6.0
-        assert list(row["verify_costs_s"]) == ["1", "2", "3", "5", "7"]
+        for stage in ("verify", "commit"):
+            assert list(row[f"{stage}_costs_s"]) == ["1", "2", "3", "5", "7"]
         assert row["promised"]["1"] <= row["promised"]["6"]
         assert 0.0 <= row["num_nodes"][ADAPTIVE] <= 6.0
     assert kept["device"]["kind"] == "cpu"

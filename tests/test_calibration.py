@@ -1,5 +1,8 @@
 """Cost tables: what may be measured, and that an adaptive engine does what its table says."""
 
+import math
+import time
+
 import pytest
 import torch
 
@@ -35,11 +38,13 @@ def made_up(seconds_of_row, *, draft_s=1.0, most_rows=128, per_token_s=0.0, **co
     return CostTable(
         num_rows=tuple(range(1, most_rows + 1)),
         context_tokens=contexts,
+        draft_seconds=(draft_s / 2,) * 2,
+        build_seconds=(draft_s / 4,) * 2,
         verify_seconds=tuple(
             tuple(seconds_of_row(n) + per_token_s * n * c for n in range(1, most_rows + 1))
             for c in contexts
         ),
-        draft_seconds=(draft_s,) * 2,
+        commit_seconds=((draft_s / 4,) * most_rows,) * 2,
         origin=cost_origin(TARGET, MODELS.drafter, engine.config),
     )
 
@@ -52,7 +57,8 @@ def adaptive(table, drafter=MODELS.drafter, **config):
 def chosen_by_hand(engine, batch, table):
     """What the rule says of everything that the drafter proposes."""
     whole = make_engine(engine.drafter, budget_policy="shared", node_budget=BUDGET)
-    gains = pool_nodes(whole.build(batch, engine.draft(batch))).path_log_probs.exp().tolist()
+    pool = pool_nodes(whole.build(batch, engine.draft(batch)))
+    gains = [math.exp(weight) for weight in pool.path_log_probs]
     mean = sum(s.committed_length for s in batch.sequences) / len(batch.sequences)
     return choose_num_nodes(gains, len(batch.sequences), table, mean)
 
@@ -185,6 +191,38 @@ def test_every_bucket_is_measured_with_that_many_rows_of_trees_there_could_be(mo
     passes = {sum(sizes): len(sizes) for _, sizes, _ in seen}
     assert passes == {rows: -(-rows // largest) for rows in (1, 30, 60)}
     assert_nobody_holds_a_page(engine)
+
+
+def test_every_stage_is_told_its_own_time():
+    engine = make_engine(node_budget=4)
+    built = []
+
+    def slowed(name, time_s):
+        run = getattr(engine, name)
+
+        def slow(*args):
+            time.sleep(time_s)
+            result = run(*args)
+            if name == "build":
+                built.extend(tree.num_nodes for tree in result)
+            return result
+
+        setattr(engine, name, slow)
+
+    slept = {"draft": 0.02, "build": 0.06, "verify": 0.12, "commit": 0.18}
+    for name, time_s in slept.items():
+        slowed(name, time_s)
+    table = measure_costs(engine, num_rows=(1,), context_tokens=(9,), repetitions=1)
+
+    found = {
+        "draft": table.draft_seconds[0],
+        "build": table.build_seconds[0],
+        "verify": table.verify_seconds[0][0],
+        "commit": table.commit_seconds[0][0],
+    }
+    assert all(found[name] >= time_s for name, time_s in slept.items())
+    assert sorted(found, key=found.__getitem__) == list(slept)
+    assert set(built) == {4}  # the largest tree, as an adaptive step builds it before it cuts
 
 
 def test_trees_of_one_pass_read_pages_of_their_own():

@@ -157,8 +157,10 @@ def engine_for(name, config, continuations=()):
     table = CostTable(
         num_rows=(8, 16, 32, 64, 512),
         context_tokens=(64,),
+        draft_seconds=(0.5,),
+        build_seconds=(0.25,),
         verify_seconds=((1.0, 1.5, 2.0, 4.0, 40.0),),
-        draft_seconds=(1.0,),
+        commit_seconds=((0.25,) * 5,),
         origin=cost_origin(pair().target, drafter, config),
     )
     adaptive = config.budget_policy == "adaptive"

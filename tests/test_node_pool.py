@@ -124,7 +124,7 @@ def test_a_pool_gives_no_more_than_it_has():
 
     assert pool.num_nodes == 2
     assert [tree.num_nodes for tree in pool.take(100)] == [0, 2]
-    assert pool.path_log_probs.tolist() == [-1.0, -2.0]
+    assert pool.path_log_probs == [-1.0, -2.0]
     assert share_nodes([], 100) == []
 
 
