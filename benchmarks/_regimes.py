@@ -38,7 +38,7 @@ PROFILES: Final = {
     "history": Profile(
         name="history", rounds=1, repeat=(5, 20, 0.5), window_s=0.5, shares_process=True
     ),
-    "quick": Profile(name="quick", rounds=2, repeat=(5, 20, 0.5), window_s=0.6),
+    "quick": Profile(name="quick", rounds=2, repeat=(5, 20, 0.5), window_s=1.0),
     "full": Profile(name="full", rounds=4, repeat=(10, 60, 3.0), window_s=3.0),
 }
 
