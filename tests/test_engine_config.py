@@ -138,7 +138,9 @@ def test_an_impossible_engine_is_refused(change):
 def test_an_unknown_backend_is_refused_with_the_names_of_the_known():
     with pytest.raises(BackendError, match=r"attention_backend: expected one of .*, got 'fast'"):
         Backends(attention="fast")
-    with pytest.raises(BackendError, match="moe_backend: expected one of reference, triton, cuda, got"):
+    with pytest.raises(
+        BackendError, match="moe_backend: expected one of reference, triton, cuda, got"
+    ):
         Backends(moe="triton_split")
 
 
