@@ -24,23 +24,14 @@ from engine.presets import preset
 from engine.quantized import Fp8BlockWeight, Int4GroupWeight
 from tests.attention_runs import INTERPRETED, ON_GPU, captured, not_interpreted
 from tests.interpreter import assert_passes_in_the_interpreter
+from tests.op_runs import every_kernel_run, runs_of
 
 OP = OPS["grouped_experts"]
 CASES = {case.name: case for case in OP.cases}
 HALF_CASES = ("spread", "spread-int4", "int4-tail", "long-sums")
 HALF_ONLY = ("int4-tail", "long-sums")  # tiles of float32 have too few inputs for them
-if INTERPRETED:
-    PLAIN_RUNS = [("cpu", "triton")]
-else:
-    PLAIN_RUNS = [("cpu", "reference"), *(("cuda", name) for name in OP.implementations)]
-every_run = pytest.mark.parametrize(
-    ("device", "backend"),
-    [pytest.param(*run, marks=ON_GPU if run[0] == "cuda" else ()) for run in PLAIN_RUNS],
-)
-every_kernel_run = pytest.mark.parametrize(
-    "device", ["cpu"] if INTERPRETED else [pytest.param("cuda", marks=ON_GPU)]
-)
-every_case = pytest.mark.parametrize("case", OP.cases, ids=lambda case: case.name)
+RUNS = runs_of(OP)
+every_run, every_case = RUNS.every_run, RUNS.every_case
 
 
 def dtypes_of(case, device):
@@ -59,7 +50,7 @@ AGREEMENTS = [
         marks=ON_GPU if device == "cuda" else (),
         id=f"{case.name}-{dtype}-{device}-{backend}",
     )
-    for device, backend in PLAIN_RUNS
+    for device, backend in RUNS.plain
     for case in OP.cases
     for dtype in sorted(dtypes_of(case, device), key=str)
 ]  # fmt: skip

@@ -11,25 +11,13 @@ import torch
 
 from engine.errors import BackendError, ShapeError
 from engine.kernels import OPS, mla_rows
-from tests.attention_runs import INTERPRETED, ON_GPU, captured, not_interpreted
+from tests.attention_runs import INTERPRETED, captured, not_interpreted
+from tests.op_runs import every_dtype, every_kernel_run, runs_of
 
 OP = OPS["mla_rows"]
 CASES = {case.name: case for case in OP.cases}
-if INTERPRETED:
-    PLAIN_RUNS = [("cpu", "triton")]
-else:
-    PLAIN_RUNS = [("cpu", "reference"), *(("cuda", name) for name in OP.implementations)]
-every_run = pytest.mark.parametrize(
-    ("device", "backend"),
-    [pytest.param(*run, marks=ON_GPU if run[0] == "cuda" else ()) for run in PLAIN_RUNS],
-)
-every_kernel_run = pytest.mark.parametrize(
-    "device", ["cpu"] if INTERPRETED else [pytest.param("cuda", marks=ON_GPU)]
-)
-every_case = pytest.mark.parametrize("case", OP.cases, ids=lambda case: case.name)
-# The interpreter cuts bits off where a device rounds to bfloat16.
-DTYPES = (torch.float32, torch.float16) if INTERPRETED else (torch.float32, torch.bfloat16)
-every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+RUNS = runs_of(OP)
+every_run, every_case = RUNS.every_run, RUNS.every_case
 
 
 def turned(pairs, cos, sin):

@@ -6,6 +6,8 @@ from functools import cache
 
 import torch
 
+from engine.errors import BackendError
+
 INTERPRETER_SMS = 8  # stands in for the number of SMs where there is no device
 INTERPRETER_ARCH = 0  # and for the architecture
 LEAST_CHAINED_ARCH = 90  # from which on a launch may start before the one ahead of it has ended
@@ -31,3 +33,13 @@ def num_sms(device: torch.device) -> int:
 def chains(device: torch.device) -> bool:
     """Return whether a launch on a device may start before the one ahead of it has ended."""
     return arch_of(device) >= LEAST_CHAINED_ARCH
+
+
+def check_arch(device: torch.device, archs: tuple[int, ...], what: str) -> None:
+    """Raise BackendError for a device of none of the architectures; `what` was to run on it."""
+    arch = arch_of(device)
+    if arch not in archs:
+        raise BackendError(
+            f"{what}: expected a GPU of one of the architectures {archs}, got "
+            f"{device.type} {arch or ''}".rstrip()
+        )

@@ -60,6 +60,16 @@ def check_num_splits(num_splits: int | None) -> None:
         )
 
 
+def is_copyable(tensor: Tensor) -> bool:
+    """Whether a thread's widest loads fit: begin and steps are multiples of COPY_BYTES."""
+    steps = (
+        stride * tensor.itemsize
+        for stride, size in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
+        if size > 1
+    )
+    return tensor.data_ptr() % COPY_BYTES == 0 and all(step % COPY_BYTES == 0 for step in steps)
+
+
 def room(
     workspace: Tensor | None,
     size: int,

@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.errors import BackendError
 from engine.kernels.machine import chains
 from engine.kernels.triton_build import triton_kernel
+from engine.kernels.triton_device import check_rows, on_device
 
 if TYPE_CHECKING:
     from engine.kernels.add_norm.problem import Problem
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 
 DIMS_PER_WARP = 512  # 16 numbers a thread
 MOST_WARPS = 16
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @triton.jit
@@ -63,9 +60,9 @@ def norm_kernel(
 
 def run(problem: Problem) -> None:
     """Write sums and norms in one launch."""
-    _check(problem)
+    check_rows(problem.x)
     device = problem.x.device
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with on_device(device):
         arguments, meta = _launch(problem)
         norm_kernel[(len(problem.x),)](*arguments, **meta)
 
@@ -95,17 +92,3 @@ def _launch(
         "num_warps": min(max(block // DIMS_PER_WARP, 1), MOST_WARPS),
     }
     return arguments, meta | ({"launch_pdl": True} if is_chained else {})
-
-
-def _check(problem: Problem) -> None:
-    """Refuse what the kernel cannot run."""
-    device = problem.x.device.type
-    if device != "cuda" and not triton.knobs.runtime.interpret:
-        raise BackendError(
-            f"backend triton: expected CUDA tensors, got {device} ones (on a CPU it runs in "
-            "Triton's interpreter only, chosen by TRITON_INTERPRET=1 before Triton is imported)"
-        )
-    if problem.x.dtype not in _DTYPES:
-        raise BackendError(
-            f"backend triton: expected bfloat16, float16 or float32 rows, got {problem.x.dtype}"
-        )

@@ -9,7 +9,6 @@ A row's scores stay in registers. What is no number is never chosen: such a row 
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +20,7 @@ from engine.errors import BackendError
 from engine.kernels.choose_experts.problem import SCORE_SUM_EPS
 from engine.kernels.machine import chains
 from engine.kernels.triton_build import triton_kernel
+from engine.kernels.triton_device import check_device, on_device
 
 if TYPE_CHECKING:
     from engine.kernels.choose_experts.problem import Problem
@@ -103,7 +103,7 @@ def run(problem: Problem) -> None:
     """Write the choice in one launch."""
     _check(problem)
     device = problem.logits.device
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with on_device(device):
         arguments, meta = _launch(problem)
         choose_kernel[(len(problem.logits),)](*arguments, **meta)
 
@@ -138,11 +138,6 @@ def _launch(
 
 def _check(problem: Problem) -> None:
     """Refuse what the kernel cannot run."""
-    device = problem.logits.device.type
-    if device != "cuda" and not triton.knobs.runtime.interpret:
-        raise BackendError(
-            f"backend triton: expected CUDA tensors, got {device} ones (on a CPU it runs in "
-            "Triton's interpreter only, chosen by TRITON_INTERPRET=1 before Triton is imported)"
-        )
+    check_device(problem.logits.device)
     if problem.logits.dtype != torch.float32:
         raise BackendError(f"backend triton: expected float32 logits, got {problem.logits.dtype}")

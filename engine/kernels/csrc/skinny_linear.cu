@@ -139,14 +139,6 @@ __device__ __forceinline__ void measure(const Params& p, const char* x, float* s
   __syncthreads();
 }
 
-__device__ __forceinline__ uint4 shared_16(u32 address) {
-  uint4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(address));
-  return v;
-}
-
 // Where piece `piece` of a turn of a row lies, from the turn's begin on.
 __device__ __forceinline__ int place(int row, int piece) {
   return row * kRow + ((piece ^ ((row & 1) << 2)) << 4);

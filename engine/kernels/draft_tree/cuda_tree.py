@@ -14,7 +14,7 @@ import torch
 
 from engine.errors import BackendError
 from engine.kernels.cubin import CudaKernel, Launch, compile_cubin
-from engine.kernels.machine import arch_of
+from engine.kernels.machine import arch_of, check_arch
 from engine.kernels.op import Binary, Kernel
 
 if TYPE_CHECKING:
@@ -47,12 +47,7 @@ class Params(ctypes.Structure):
 def run(problem: Problem) -> None:
     """Write the trees."""
     device = problem.log_probs.device
-    arch = arch_of(device)
-    if arch not in ARCHS:
-        raise BackendError(
-            f"tree backend cuda: expected a GPU of one of the architectures {ARCHS}, got "
-            f"{device.type} {arch or ''}".rstrip()
-        )
+    check_arch(device, ARCHS, "tree backend cuda")
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream(device)
         launch = Launch((len(problem.log_probs), 1, 1), NUM_THREADS, shared_bytes(problem))

@@ -15,9 +15,9 @@ import torch
 
 from engine.errors import BackendError
 from engine.kernels.cubin import CudaKernel, Launch, compile_cubin
-from engine.kernels.machine import arch_of
+from engine.kernels.machine import arch_of, check_arch
 from engine.kernels.op import Binary, Kernel
-from engine.kernels.operands import COPY_BYTES, room
+from engine.kernels.operands import COPY_BYTES, is_copyable, room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,18 +122,13 @@ def run(problem: Problem) -> None:
 def check(problem: Problem) -> None:
     """Refuse what the kernels cannot run."""
     x = problem.x
-    arch = arch_of(x.device)
-    if arch not in ARCHS:
-        raise BackendError(
-            f"moe backend cuda: expected a GPU of one of the architectures {ARCHS}, got "
-            f"{x.device.type} {arch or ''}".rstrip()
-        )
+    check_arch(x.device, ARCHS, "moe backend cuda")
     _check_rows(problem)
     operands = {"x": x, "out": problem.out}
     for name, projection in _projections(problem):
         operands |= {name: projection.values, f"{name}_scale": _scale(projection)}
     for name, tensor in operands.items():
-        if not _is_aligned(tensor):
+        if not is_copyable(tensor):
             raise BackendError(
                 f"moe backend cuda: expected {name} to begin at, and step by, multiples of "
                 f"{COPY_BYTES} bytes (its copies), got strides {tensor.stride()}"
@@ -172,15 +167,6 @@ def _scale(projection: Projection) -> Tensor:
     if projection.scale is None:
         raise BackendError("moe backend cuda: expected scales beside the weights, got None")
     return projection.scale
-
-
-def _is_aligned(tensor: Tensor) -> bool:
-    steps = (
-        stride * tensor.itemsize
-        for stride, size in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
-        if size > 1
-    )
-    return tensor.data_ptr() % COPY_BYTES == 0 and all(step % COPY_BYTES == 0 for step in steps)
 
 
 def cut_of(problem: Problem, arch: int) -> Cut:

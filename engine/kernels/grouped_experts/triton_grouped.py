@@ -23,7 +23,6 @@ M * K * (2 * hidden + I * itemsize) * 4 bytes of results on their way.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +34,7 @@ from engine.errors import BackendError
 from engine.kernels.machine import INTERPRETER_ARCH, arch_of, num_sms
 from engine.kernels.operands import room
 from engine.kernels.triton_build import triton_kernel
+from engine.kernels.triton_device import check_multiplied_rows, on_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,8 +64,6 @@ COMBINED_DIMS = 512
 INTERPRETED_ROWS = 64  # of a combining program; the interpreter pays by program, a device has one
 INT32_BYTES = 4
 ALIGNMENT = 4  # numbers of 4 bytes: parts of the workspace begin at multiples of 16 bytes
-
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @triton.jit
@@ -359,7 +357,7 @@ def run(problem: Problem) -> None:
     """Write `out` in four launches."""
     _check(problem)
     device = problem.x.device
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with on_device(device):
         for launch in launches(problem, arch_of(device), num_sms(device)):
             launch.kernel[launch.grid](*launch.arguments, **launch.meta)
 
@@ -519,21 +517,7 @@ def _workspace(problem: Problem, plan: Layout) -> tuple[Tensor, Tensor, Tensor, 
 
 def _check(problem: Problem) -> None:
     """Refuse what the kernels cannot run."""
-    x, is_interpreted = problem.x, triton.knobs.runtime.interpret
-    if x.device.type != "cuda" and not is_interpreted:
-        raise BackendError(
-            f"backend triton: expected CUDA tensors, got {x.device.type} ones (on a CPU it runs in "
-            "Triton's interpreter only, chosen by TRITON_INTERPRET=1 before Triton is imported)"
-        )
-    if x.dtype not in _DTYPES:
-        raise BackendError(
-            f"backend triton: expected bfloat16, float16 or float32 rows, got {x.dtype}"
-        )
-    if x.dtype == torch.bfloat16 and is_interpreted:
-        raise BackendError(
-            "backend triton: expected float16 or float32 rows in Triton's interpreter, got "
-            "bfloat16 (its dot product multiplies the bit patterns)"
-        )
+    check_multiplied_rows(problem.x)
     for one in (problem.gate, problem.up, problem.down):
         group = one.group_size
         if one.scale is not None and (not 0 < group <= PACKED_INPUTS or group & (group - 1)):

@@ -5,24 +5,21 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.errors import BackendError
 from engine.kernels.machine import chains
 from engine.kernels.triton_build import triton_kernel
+from engine.kernels.triton_device import check_rows, on_device
 
 if TYPE_CHECKING:
     from engine.kernels.head_rows.problem import Problem
     from engine.kernels.op import Kernel
 
 NUM_WARPS = 1  # a head has a few hundred numbers at most
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @triton.jit
@@ -91,9 +88,9 @@ def rows_kernel(
 
 def run(problem: Problem) -> None:
     """Write rows and queries in one launch."""
-    _check(problem)
+    check_rows(problem.queries)
     device = problem.queries.device
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with on_device(device):
         arguments, meta = _launch(problem)
         M, H, _ = problem.queries.shape
         rows_kernel[(M, H + problem.block.shape[1])](*arguments, **meta)
@@ -122,18 +119,3 @@ def _launch(
         "num_warps": NUM_WARPS,
     }
     return arguments, meta | ({"launch_pdl": True} if is_chained else {})
-
-
-def _check(problem: Problem) -> None:
-    """Refuse what the kernel cannot run."""
-    device = problem.queries.device.type
-    if device != "cuda" and not triton.knobs.runtime.interpret:
-        raise BackendError(
-            f"backend triton: expected CUDA tensors, got {device} ones (on a CPU it runs in "
-            "Triton's interpreter only, chosen by TRITON_INTERPRET=1 before Triton is imported)"
-        )
-    if problem.queries.dtype not in _DTYPES:
-        raise BackendError(
-            "backend triton: expected bfloat16, float16 or float32 rows, got "
-            f"{problem.queries.dtype}"
-        )

@@ -9,17 +9,15 @@ row and head, which rotates, and one more for each row, which makes and stores i
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.errors import BackendError
 from engine.kernels.machine import chains
 from engine.kernels.triton_build import triton_kernel
+from engine.kernels.triton_device import check_rows, on_device
 
 if TYPE_CHECKING:
     from engine.kernels.mla_rows.problem import Problem
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 NUM_WARPS = 4
 BLOCK_ROWS, BLOCK_COLUMNS = 16, 64  # of an absorbing program: as many rows as an instruction has
 MIN_INPUTS = 16  # of a matrix instruction
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @triton.jit
@@ -130,9 +127,9 @@ def rows_kernel(
 
 def run(problem: Problem) -> None:
     """Write rows and queries in one launch."""
-    _check(problem)
+    check_rows(problem.kv_a)
     device = problem.kv_a.device
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with on_device(device):
         arguments, meta = _launch(problem)
         M, H, _ = problem.out.shape
         rows_kernel[(_num_absorbing(problem) + M * (H + 1),)](*arguments, **meta)
@@ -171,17 +168,3 @@ def _launch(
         "num_warps": NUM_WARPS,
     }
     return arguments, meta | ({"launch_pdl": True} if is_chained else {})
-
-
-def _check(problem: Problem) -> None:
-    """Refuse what the kernel cannot run."""
-    device = problem.kv_a.device.type
-    if device != "cuda" and not triton.knobs.runtime.interpret:
-        raise BackendError(
-            f"backend triton: expected CUDA tensors, got {device} ones (on a CPU it runs in "
-            "Triton's interpreter only, chosen by TRITON_INTERPRET=1 before Triton is imported)"
-        )
-    if problem.kv_a.dtype not in _DTYPES:
-        raise BackendError(
-            f"backend triton: expected bfloat16, float16 or float32 rows, got {problem.kv_a.dtype}"
-        )

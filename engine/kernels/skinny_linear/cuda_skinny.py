@@ -14,14 +14,12 @@ import torch
 
 from engine.errors import BackendError
 from engine.kernels.cubin import CudaKernel, Launch, compile_cubin
-from engine.kernels.machine import arch_of
+from engine.kernels.machine import arch_of, check_arch
 from engine.kernels.op import Binary, Kernel
-from engine.kernels.operands import COPY_BYTES
+from engine.kernels.operands import COPY_BYTES, is_copyable
 from engine.kernels.skinny_linear.problem import MOST_ROWS
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from engine.kernels.skinny_linear.problem import Problem
 
 SOURCE = "skinny_linear.cu"
@@ -98,16 +96,11 @@ def run_cut(problem: Problem, cut: Cut) -> None:
 
 def check(problem: Problem) -> None:
     """Refuse what the kernel cannot run."""
-    arch = arch_of(problem.x.device)
-    if arch not in ARCHS:
-        raise BackendError(
-            f"linear backend cuda: expected a GPU of one of the architectures {ARCHS}, got "
-            f"{problem.x.device.type} {arch or ''}".rstrip()
-        )
+    check_arch(problem.x.device, ARCHS, "linear backend cuda")
     _check_sizes(problem)
     operands = {"x": problem.x, "weight": problem.weight, "norm_weight": problem.norm_weight}
     for name, tensor in operands.items():
-        if tensor is not None and not _is_aligned(tensor):
+        if tensor is not None and not is_copyable(tensor):
             raise BackendError(
                 f"linear backend cuda: expected {name} to begin at, and step by, multiples of "
                 f"{COPY_BYTES} bytes (its loads), got strides {tensor.stride()}"
@@ -127,15 +120,6 @@ def _check_sizes(problem: Problem) -> None:
             f"linear backend cuda: expected inputs in multiples of {LEAST_INPUTS}, got "
             f"{problem.inputs}"
         )
-
-
-def _is_aligned(tensor: Tensor) -> bool:
-    steps = (
-        stride * tensor.itemsize
-        for stride, size in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
-        if size > 1
-    )
-    return tensor.data_ptr() % COPY_BYTES == 0 and all(step % COPY_BYTES == 0 for step in steps)
 
 
 def cut_of(problem: Problem, arch: int) -> Cut:

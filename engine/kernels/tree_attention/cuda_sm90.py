@@ -18,7 +18,7 @@ from engine.errors import BackendError
 from engine.kernels.cubin import CudaKernel, Launch, compile_cubin
 from engine.kernels.machine import num_sms
 from engine.kernels.op import Binary, Kernel
-from engine.kernels.operands import room
+from engine.kernels.operands import is_copyable, room
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,7 +110,7 @@ def check(problem: Problem) -> None:
         "out": problem.out,
     }
     for name, tensor in operands.items():
-        if tensor is not None and not _is_aligned(tensor):
+        if tensor is not None and not is_copyable(tensor):
             raise BackendError(
                 f"backend cuda: expected {name} to begin at, and step by, multiples of "
                 f"{ALIGNMENT} elements (16-byte copies), got strides {tensor.stride()}"
@@ -135,15 +135,6 @@ def _check_rows(problem: Problem) -> None:
             f"backend cuda: expected value_dim {VALUE_DIM} and rope_dim {ROPE_DIM}, got "
             f"{problem.value_dim} and {problem.rope_dim}"
         )
-
-
-def _is_aligned(tensor: Tensor) -> bool:
-    steps = (
-        stride
-        for stride, size in zip(tensor.stride()[:-1], tensor.shape[:-1], strict=True)
-        if size > 1
-    )
-    return tensor.data_ptr() % 16 == 0 and all(step % ALIGNMENT == 0 for step in steps)
 
 
 def cut_of(problem: Problem) -> Cut:

@@ -10,7 +10,6 @@ ones or the tree's, never both.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +17,7 @@ import triton
 import triton.language as tl
 
 from engine.errors import BackendError
+from engine.kernels.triton_device import check_multiplied_rows
 
 if TYPE_CHECKING:
     from engine.kernels.tree_attention.problem import Problem
@@ -32,26 +32,10 @@ FLOAT32_KEYS, FLOAT32_SCORE_DIMS = 16, 64
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
 
 def check(problem: Problem, backend: str) -> None:
     """Refuse what the Triton kernels cannot run."""
-    q = problem.q
-    if q.device.type != "cuda" and not triton.knobs.runtime.interpret:
-        raise BackendError(
-            f"backend {backend}: expected CUDA tensors, got {q.device.type} ones (on a CPU it runs "
-            "in Triton's interpreter only, chosen by TRITON_INTERPRET=1 before Triton is imported)"
-        )
-    if q.dtype not in _DTYPES:
-        raise BackendError(
-            f"backend {backend}: expected bfloat16, float16 or float32 rows, got {q.dtype}"
-        )
-    if q.dtype == torch.bfloat16 and triton.knobs.runtime.interpret:
-        raise BackendError(
-            f"backend {backend}: expected float16 or float32 rows in Triton's interpreter, got "
-            "bfloat16 (its dot product multiplies the bit patterns)"
-        )
+    check_multiplied_rows(problem.q, backend)
     for name, size in (("value_dim", problem.value_dim), ("rope_dim", problem.rope_dim)):
         if size < MIN_DIM or size & (size - 1):
             raise BackendError(
@@ -79,12 +63,6 @@ def per_head(problem: Problem) -> dict[str, int]:
 def num_token_blocks(T: int) -> int:
     """Blocks that T tree tokens are cut into."""
     return -(-T // BLOCK_TOKENS)
-
-
-def on_device(problem: Problem) -> AbstractContextManager[object]:
-    """Make the device of the operands the one Triton launches on."""
-    device = problem.q.device
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def tree_rows(problem: Problem) -> tuple[torch.Tensor, int, int]:

@@ -32,6 +32,7 @@ from engine.kernels.operands import room
 from engine.kernels.tree_attention import tiles
 from engine.kernels.tree_attention.problem import refuse_splits
 from engine.kernels.tree_attention.triton_split import merge_kernel
+from engine.kernels.triton_device import on_device
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -150,7 +151,7 @@ def run(problem: Problem, switches: Switches) -> None:
         )
     if not switches.split:
         refuse_splits(problem, "a ladder without split")
-    with tiles.on_device(problem):
+    with on_device(problem.q.device):
         for launch in launches(problem, switches, arch_of(problem.q.device)):
             launch.kernel[launch.grid](*launch.arguments, **launch.meta)
 

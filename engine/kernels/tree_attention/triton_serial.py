@@ -17,6 +17,7 @@ import triton.language as tl
 
 from engine.kernels.tree_attention import tiles
 from engine.kernels.tree_attention.problem import refuse_splits
+from engine.kernels.triton_device import on_device
 
 if TYPE_CHECKING:
     from engine.kernels.tree_attention.problem import Problem
@@ -78,7 +79,7 @@ def run(problem: Problem) -> None:
     refuse_splits(problem, "triton_serial")
     N, T, H, _ = problem.q.shape
     tree, stride_tree_sequence, stride_tree_row = tiles.tree_rows(problem)
-    with tiles.on_device(problem):
+    with on_device(problem.q.device):
         serial_kernel[(N, H, tiles.num_token_blocks(T))](
             problem.q, problem.kv_pages, problem.page_table, problem.context_lens,
             problem.ancestor_bits, problem.tree_sizes, tree, problem.out, problem.lse,

@@ -24,6 +24,7 @@ import triton.language as tl
 from engine.kernels.machine import arch_of, num_sms
 from engine.kernels.operands import room
 from engine.kernels.tree_attention import tiles, triton_parts
+from engine.kernels.triton_device import on_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -189,7 +190,7 @@ def run(problem: Problem) -> None:
     tiles.check(problem, "triton_split")
     num_splits = problem.num_splits or choose_num_splits(problem)
     partial_out, partial_lse = _partial_results(problem, num_splits)
-    with tiles.on_device(problem):
+    with on_device(problem.q.device):
         _launch_split(problem, partial_out, partial_lse, num_splits)
         _launch_merge(problem, partial_out, partial_lse, num_splits)
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.errors import BackendError
 from engine.kernels.cubin import CudaKernel, Launch, compile_cubin
-from engine.kernels.machine import arch_of
+from engine.kernels.machine import arch_of, check_arch
 from engine.kernels.op import Binary, Kernel
 
 if TYPE_CHECKING:
@@ -38,12 +37,7 @@ class Params(ctypes.Structure):
 def run(problem: Problem) -> None:
     """Write the walks."""
     device = problem.target_tokens.device
-    arch = arch_of(device)
-    if arch not in ARCHS:
-        raise BackendError(
-            f"walk backend cuda: expected a GPU of one of the architectures {ARCHS}, got "
-            f"{device.type} {arch or ''}".rstrip()
-        )
+    check_arch(device, ARCHS, "walk backend cuda")
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream(device)
         grid = (len(problem.target_tokens), 1, 1)
