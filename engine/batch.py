@@ -69,7 +69,7 @@ class StepBatch:
         """Return what the drafter is told of the sequences."""
         return DraftRequest(
             root_tokens=tuple(sequence.root_token for sequence in self.sequences),
-            num_generated=tuple(len(sequence.new_token_ids) for sequence in self.sequences),
+            num_generated=tuple(sequence.num_new_tokens for sequence in self.sequences),
             sequence_ids=tuple(self.prompt_index(n) for n in range(len(self.sequences))),
         )
 
@@ -87,18 +87,18 @@ class StepBatch:
             return
         before = list(self.context.lengths)
         self.context.advance(counts)
-        self._keep_features(before, counts, features[: sum(counts)])
+        self._keep_features(before, counts, features)
 
     def _keep_features(
         self, before: Sequence[int], counts: Sequence[int], features: Tensor
     ) -> None:
-        """Forget the pending taps; a cache that reuses prefixes keeps their features."""
+        """Forget the pending taps; a cache that reuses prefixes keeps features, the first ones."""
         self.pending = None
-        if self.cache.shape.feature_dim and len(features):
+        if self.cache.shape.feature_dim and any(counts):
             added = zip(self.seqs, before, counts, strict=True)
             # A sequence that adds no row may not have begun in the cache.
             slots = [self.cache.slots(seq, range(n, n + k)) for seq, n, k in added if k]
-            self.cache.write_features(torch.cat(slots), features)
+            self.cache.write_features(torch.cat(slots), features[: sum(counts)])
 
     def publish(self, index: int, num_tokens: int) -> None:
         """Offer the pages of the first `num_tokens` tokens of a sequence to later prompts."""

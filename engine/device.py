@@ -1,7 +1,12 @@
 """Between host and device: tensors that go up without a wait, and the wait itself."""
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import torch
 from torch import Tensor
+
+ALIGNMENT = 16  # bytes: the widest load of a kernel
 
 
 def upload(values: Tensor, device: torch.device) -> Tensor:
@@ -11,7 +16,40 @@ def upload(values: Tensor, device: torch.device) -> Tensor:
     return values.pin_memory().to(device, non_blocking=True)
 
 
+def upload_into(held: Tensor, values: Tensor) -> None:
+    """Overwrite `held` (mutated) with a tensor of the host, without waiting for the device."""
+    held.copy_(values.pin_memory() if held.is_cuda else values, non_blocking=True)
+
+
+def upload_all(values: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Bring tensors of the host to `device` as `upload` does, by one copy for all of them."""
+    if device.type != "cuda":
+        return [one.to(device) for one in values]
+    staged = torch.empty(packed_bytes(values), dtype=torch.uint8, pin_memory=True)
+    for place, one in zip(packed(staged, values), values, strict=True):
+        place.copy_(one)
+    return packed(staged.to(device, non_blocking=True), values)
+
+
+def packed(storage: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors such as `like` that lie behind each other in `storage` [bytes] uint8."""
+    starts = accumulate(map(_room, like), initial=0)
+    return [
+        storage[start : start + one.nbytes].view(one.dtype).view(one.shape)
+        for start, one in zip(starts, like, strict=False)
+    ]
+
+
+def packed_bytes(like: Sequence[Tensor]) -> int:
+    """Return how many bytes `packed` needs."""
+    return sum(map(_room, like))
+
+
 def wait_for(device: torch.device) -> None:
     """Wait until `device` has done all it was given; the host's work is done when it is asked."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _room(tensor: Tensor) -> int:
+    return -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT

@@ -23,7 +23,7 @@ from torch import Tensor
 from engine.batch import StepBatch
 from engine.config import EngineConfig
 from engine.context_rows import ContextRows, Sight
-from engine.device import upload
+from engine.device import upload_into
 from engine.drafter import BlockInputs, Drafted, DraftModel, TapRows
 from engine.drafter_context import DrafterContext
 from engine.drafter_layer import LayerBackends
@@ -76,7 +76,7 @@ class Bucket:
     def load(self, pending: TapRows, numbers: Tensor) -> None:
         """Overwrite the buffers (mutated) with the rows that are new and what a block starts at."""
         self.inputs.taps[: len(pending.taps)].copy_(pending.taps)
-        self.numbers.copy_(upload(numbers, self.numbers.device))
+        upload_into(self.numbers, numbers)
 
 
 class BucketDraft:

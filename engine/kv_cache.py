@@ -198,15 +198,8 @@ class LatentCache:
     def page_table(self, seqs: Sequence[int], *, max_pages: int | None = None) -> Tensor:
         """Return a copy of the page tables of `seqs`, as wide as the longest if None, at least 1.
 
-        Returns
-        -------
-        Tensor
-            `[N, max_pages] int32`, contiguous, on the cache's device; -1 after the last page.
-
-        Raises
-        ------
-        CacheError
-            A sequence is unknown, or holds more than `max_pages` pages.
+        `[N, max_pages] int32`, contiguous, on the cache's device; -1 after the last page. A
+        sequence that is unknown or holds more than `max_pages` pages is a CacheError.
         """
         return self._ledger.table(seqs, max_pages)
 
@@ -229,6 +222,11 @@ class LatentCache:
             The positions are not a vector of integers.
         """
         return upload(self._ledger.slots(seq, positions), self.pages.device)
+
+    def slots_behind(self, seq: int, num_rows: int) -> list[int]:
+        """Return where the first `num_rows` reserved rows live, known without a tensor."""
+        holding = self._ledger.with_room(seq, num_rows)
+        return self._ledger.slots_behind(holding, range(num_rows))
 
     def write(self, layer: int, slots: Tensor, rows: Tensor) -> None:
         """Store `rows` of one layer at `slots`, without a host sync.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from engine.device import upload
+from engine.device import upload_into
 from engine.errors import ConfigError, OutOfPagesError
 
 NO_PAGE = -1  # in a table, after the last page of a sequence
@@ -101,7 +101,7 @@ class PageTables:
         self._widen(end)
         self.host[row, start:end] = torch.tensor(pages, dtype=torch.int32)
         if self.ids is not self.host:
-            self.ids[row, start:end] = upload(self.host[row, start:end], self.ids.device)
+            upload_into(self.ids[row, start:end], self.host[row, start:end])
 
     def clear(self, row: int, start: int) -> None:
         """Empty a row from entry `start` on."""
@@ -112,8 +112,9 @@ class PageTables:
     def select(self, rows: Sequence[int], width: int) -> Tensor:
         """Return a copy of the first `width` entries of `rows`, `[N, width] int32`."""
         self._widen(width)
-        chosen = upload(torch.tensor(rows, dtype=torch.int64), self.ids.device)
-        return self.ids[:, :width].index_select(0, chosen)
+        if not rows:
+            return self.ids.new_empty(0, width)
+        return torch.stack([self.ids[row, :width] for row in rows])  # nothing has to go up
 
     def lookup(self, row: int, entries: Tensor) -> Tensor:
         """Return the page ids at `entries` of a row as int64, where the entries are."""

@@ -91,6 +91,11 @@ class SequenceState:
         """The tokens after the prompt."""
         return tuple(self.token_ids[self.prompt_length :])
 
+    @property
+    def num_new_tokens(self) -> int:
+        """How many tokens there are after the prompt."""
+        return len(self.token_ids) - self.prompt_length
+
     def append_step(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
         """Append what one step committed: accepted tokens, then the bonus token."""
         self.token_ids.extend(token_ids)
@@ -99,8 +104,8 @@ class SequenceState:
 
     def finished(self, stop_token_ids: Collection[int], max_new_tokens: int) -> Generation | None:
         """Return what is handed out if the last step ended the sequence, cut where it ended."""
-        before = len(self.new_token_ids) - self.commit_lengths[-1]
-        last = self.new_token_ids[before:]
+        before = self.num_new_tokens - self.commit_lengths[-1]
+        last = self.token_ids[self.prompt_length + before :]
         cut = cut_at_stop(last, stop_token_ids, room=max_new_tokens - before)
         if cut.finish_reason is None:
             return None

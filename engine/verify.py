@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.config import EngineConfig
-from engine.device import upload
+from engine.device import upload, upload_all
 from engine.draft_tree import DraftTree
 from engine.errors import BackendError
 from engine.kernels import OPS
@@ -151,8 +151,8 @@ def plan_pass(
     device = cache.pages.device
     tokens = torch.cat([tree.token_ids for tree in trees])
     positions = torch.cat([n + tree.depths for n, tree in zip(lengths, trees, strict=True)])
-    rows = upload(torch.stack((tokens, positions.long())), device)
-    tree_rows = TreeRows(rows[0], rows[1], upload(_stack_bits(trees), device), sizes)
+    rows = upload_all((tokens, positions.long(), _stack_bits(trees)), device)
+    tree_rows = TreeRows(*rows, sizes)
     return lay_out(cache, seqs, tree_rows, backends, scratch=scratch, widens_table=widens_table)
 
 
@@ -168,18 +168,26 @@ def lay_out(
     """Lay out the pass over trees whose rows are reserved; the arguments are as in `plan_pass`."""
     sizes, device = rows.tree_sizes, cache.pages.device
     lengths = [cache.length(seq) for seq in seqs]
+    slots, context_lens, tree_sizes = upload_all(
+        (
+            torch.tensor(_slots(cache, seqs, sizes, scratch), dtype=torch.int64),
+            torch.tensor(lengths, dtype=torch.int32),
+            torch.tensor(sizes, dtype=torch.int32),
+        ),
+        device,
+    )
     attention = AttentionPlan(
         cache=cache,
         scratch=scratch,
         backend=backends.attention,
         rows_backend=backends.rows,
         linear_backend=backends.linear(len(rows.token_ids)),
-        slots=_slots(cache, seqs, sizes, scratch),
+        slots=slots,
         padded_index=_padded_index(sizes, device),
         page_table=cache.page_table(seqs, max_pages=_table_width(cache, seqs, widens_table)),
-        context_lens=upload(torch.tensor(lengths, dtype=torch.int32), device),
+        context_lens=context_lens,
         ancestor_bits=rows.ancestor_bits,
-        tree_sizes=upload(torch.tensor(sizes, dtype=torch.int32), device),
+        tree_sizes=tree_sizes,
     )
     return PassRows(rows.token_ids, rows.positions, attention, backends.moe, sizes)
 
@@ -209,13 +217,12 @@ def _table_width(cache: LatentCache, seqs: Sequence[int], widens: bool) -> int |
 
 def _slots(
     cache: LatentCache, seqs: Sequence[int], sizes: Sequence[int], scratch: TreeScratch | None
-) -> Tensor:
+) -> list[int]:
     """Return where the packed rows are written: in the cache, or in the scratch if there is one."""
     if scratch is None:
-        spans = ((seq, cache.length(seq), size) for seq, size in zip(seqs, sizes, strict=True))
-        parts = [cache.slots(seq, range(n, n + size)) for seq, n, size in spans]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-    return _grid_index(sizes, scratch.shape.max_rows, cache.pages.device)
+        parts = (cache.slots_behind(seq, size) for seq, size in zip(seqs, sizes, strict=True))
+        return [slot for part in parts for slot in part]
+    return _grid_index(sizes, scratch.shape.max_rows)
 
 
 def _padded_index(sizes: Sequence[int], device: torch.device) -> Tensor | None:
@@ -223,13 +230,12 @@ def _padded_index(sizes: Sequence[int], device: torch.device) -> Tensor | None:
     widest = max(sizes)
     if min(sizes) == widest:
         return None
-    return _grid_index(sizes, widest, device)
+    return upload(torch.tensor(_grid_index(sizes, widest)), device)
 
 
-def _grid_index(sizes: Sequence[int], width: int, device: torch.device) -> Tensor:
+def _grid_index(sizes: Sequence[int], width: int) -> list[int]:
     """Return where packed rows lie in a grid of `width` rows for each tree."""
-    is_row = torch.arange(width) < torch.tensor(sizes).unsqueeze(1)  # [N, width]
-    return upload(is_row.flatten().nonzero().squeeze(1), device)
+    return [n * width + row for n, size in enumerate(sizes) for row in range(size)]
 
 
 def _stack_bits(trees: Sequence[DraftTree]) -> Tensor:
