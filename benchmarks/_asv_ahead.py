@@ -14,8 +14,9 @@ without torch, and are left to asv. `DDTREE_BENCH_STARTS_AHEAD` says another num
 
 A profile that shares a process (`Profile.shares_process`) has one that serves case after case, each
 built anew, until one fails or the next round begins: what a case costs is then its own time, not
-the start of a process and of its GPU. The cases of a round are then no independent samples of what
-the start of a process decides. `DDTREE_BENCH_SHARES_PROCESS` says 1 or 0 whatever the profile.
+the start of a process and of its GPU. Those of the next rounds have imported by then and sleep. The
+cases of a round are no independent samples of what the start of a process decides; the rounds of a
+case are, as ever. `DDTREE_BENCH_SHARES_PROCESS` says 1 or 0 whatever the profile.
 
 The suites are one checkout's, the engine may be an older commit's. Where a suite asks it for a name
 that it does not have yet, the case is skipped, not failed: the commit lacks what is measured.
@@ -63,7 +64,7 @@ def setup() -> None:
 
     count = num_ahead(os.environ)
     if shares_process(os.environ):
-        runner.Spawner = partial(ServingSpawner, runner.Spawner, 1)
+        runner.Spawner = partial(ServingSpawner, runner.Spawner, PROFILE.rounds)
     elif count > 1:
         runner.Spawner = partial(AheadSpawner, runner.Spawner, count)
 
@@ -176,25 +177,25 @@ class AheadSpawner:
 
 
 class ServingSpawner(AheadSpawner):
-    """Has one process serve all cases, and another one after a case that failed."""
+    """Has one process serve a round, and the next one go on after a case that failed."""
 
     _told: Mapping[str, str] = {SERVES_VARIABLE: "1"}
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._served: set[str] = set()  # by the process that is there
+        self._served: set[str] = set()  # by the first of those that are there
 
     def _end_round(self, name: str) -> None:
-        if name in self._served and self._waiting:
-            self._waiting.pop().dismiss()
-        if not self._waiting:
+        if name in self._served:
+            self._waiting.pop(0).dismiss()
             self._served.clear()
         self._served.add(name)
 
     def _measure(self, command: list[str], timeout_s: float, folder: str) -> tuple[str, int]:
         outcome = self._waiting[0].serve(command, timeout_s, folder)
         if outcome[1]:
-            self._waiting.clear()
+            self._waiting.pop(0)
+            self._served.clear()
         return outcome
 
 

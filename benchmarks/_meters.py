@@ -2,18 +2,19 @@
 
 The window stands in `_window.py`, its validity codes in `_readings.py`. Two codes say that there
 was none: `no_nvml` (no GPU in use, or no driver) and `no_nvml_device` (NVML does not know the one
-in use). A third, `no_window`, says that nobody watched.
+in use). A third, `no_window`, says that nobody watched: another process of the run did already.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from benchmarks._device import Device, cpu_device, cuda_device
 from benchmarks._nvml import NvmlIdentity, NvmlMissingError, Summary, open_nvml
+from benchmarks._readings import DOUBTS
 from benchmarks._window import watch
 
 SETTLE_S: Final = 0.5  # utilization and power are averages over up to a second
@@ -64,6 +65,11 @@ def identify(device: str) -> Telemetry:
     except NvmlMissingError as missing:
         return Telemetry(gpu, validity=(missing.code,))
     return Telemetry(gpu, validity=("no_window",))
+
+
+def is_watched(lines: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether one of the sidecar lines of a case has a window that supports what it counts."""
+    return any(line["counters"] and DOUBTS.isdisjoint(line["validity"]) for line in lines)
 
 
 def _named(gpu: Device, identity: NvmlIdentity) -> Device:

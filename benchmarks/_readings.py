@@ -22,6 +22,10 @@ from typing import Final
 
 from benchmarks._nvml import CAPPING_REASONS, ENERGY, GPM_METRICS, PROBES, Summary
 
+# Codes that leave a window's counters no claim about the case: it, or the GPU, was not itself.
+DOUBTS: Final = frozenset(
+    {"window_too_short", "sampling_gap", "throttled", "clock_moved", "other_process"}
+)
 PERIOD_S: Final = 0.05
 LEAST_WINDOW_S: Final = 10 * PERIOD_S
 MAX_GAP_S: Final = 5 * PERIOD_S

@@ -2,10 +2,10 @@
 
 A profile never changes a case's identity. Class, method, parameter names and values are the same
 in every profile, and the values of `history` and `quick` are subsets of those of `full`, so that
-results of all continue one series. All suites of `quick` together have at most 25 cases, since
-every case costs a process start a round; those of `history`, which visits commit after commit, at
-most 20, one round, and one process that serves them in turn: on a GPU most of a short case is the
-start of its process. This module knows the axes; what a case does stands in its suite.
+results of all continue one series. All suites of `quick` together have at most 25 cases; those of
+`history`, which visits commit after commit, at most 20 and one round. In both, one process serves
+the cases of a round in turn: on a GPU most of a short case is the start of its process. This module
+knows the axes; what a case does stands in its suite.
 It imports no torch: asv starts a process for each case, and some only hand on what others measured.
 """
 
@@ -31,14 +31,16 @@ class Profile:
     rounds: int  # processes a case is measured in; their medians are the independent samples
     repeat: tuple[int, int, float]  # samples a process: least, most, seconds after which to stop
     window_s: float  # length of the telemetry window of a case on a GPU
-    shares_process: bool = False  # the cases of a call of asv are served by one process in turn
+    shares_process: bool = False  # the cases of a round are served by one process in turn
 
 
 PROFILES: Final = {
     "history": Profile(
         name="history", rounds=1, repeat=(5, 20, 0.5), window_s=0.5, shares_process=True
     ),
-    "quick": Profile(name="quick", rounds=2, repeat=(5, 20, 0.5), window_s=1.0),
+    "quick": Profile(
+        name="quick", rounds=2, repeat=(5, 20, 0.5), window_s=1.0, shares_process=True
+    ),
     "full": Profile(name="full", rounds=4, repeat=(10, 60, 3.0), window_s=3.0),
 }
 
@@ -227,8 +229,8 @@ def moe_axes(profile: Profile, device: str) -> MoeAxes:
 def attention_axes(profile: Profile, device: str) -> AttentionAxes:
     """Return the axes of the attention suite; a backend that this GPU cannot run is skipped there.
 
-    On a GPU at least four contexts, so that a line can be fitted over them. A process takes about
-    eight seconds there, so `quick` leaves page sizes, whose part is small, to `full`.
+    On a GPU at least four contexts, so that a line can be fitted over them. `quick` leaves page
+    sizes, whose part is small, to `full`.
     """
     full = profile.name == "full"
     if device == "cuda":

@@ -80,9 +80,8 @@ def append_line(line: dict[str, Any], environ: Mapping[str, str] = os.environ) -
     directory = sidecar_dir(environ)
     if directory is None:
         return None
-    run_id = environ.get(RUN_VARIABLE)
-    path = directory / f"{run_id or f'asv-{os.getppid()}'}.jsonl"
-    line = line | {"process_number": _process_number(path, line)}
+    path = _file(directory, environ)
+    line = line | {"process_number": len(_lines_of(path, line))}
     directory.mkdir(parents=True, exist_ok=True)
     with path.open("ab", buffering=0) as file:
         file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
@@ -112,7 +111,7 @@ def sidecar_line(record: CaseRecord, environ: Mapping[str, str]) -> dict[str, An
         "version": record.version,
         "window_id": uuid.uuid4().hex,
         "run_id": environ.get(RUN_VARIABLE),
-        "commit": environ.get(COMMIT_VARIABLE) or environ.get("ASV_COMMIT"),
+        "commit": _commit(environ),
         "machine": environ.get(MACHINE_VARIABLE),
         "process_number": None,
         "pid": os.getpid(),
@@ -157,10 +156,37 @@ def _single(samples_s: Sequence[float]) -> list[str]:
     return ["single_sample"] if len(samples_s) == 1 else []
 
 
-def _process_number(path: Path, line: dict[str, Any]) -> int:
-    """Return how many processes of this run and commit measured the case before this one."""
+def earlier_lines(
+    benchmark: str,
+    params: Sequence[str],
+    version: str,
+    environ: Mapping[str, str] = os.environ,
+) -> list[dict[str, Any]]:
+    """Return what processes of this run and commit told of a case before this one."""
+    directory = sidecar_dir(environ)
+    if directory is None:
+        return []
+    case = {
+        "benchmark": benchmark,
+        "params": list(params),
+        "version": version,
+        "commit": _commit(environ),
+    }
+    return _lines_of(_file(directory, environ), case)
+
+
+def _file(directory: Path, environ: Mapping[str, str]) -> Path:
+    run_id = environ.get(RUN_VARIABLE)
+    return directory / f"{run_id or f'asv-{os.getppid()}'}.jsonl"
+
+
+def _commit(environ: Mapping[str, str]) -> str | None:
+    return environ.get(COMMIT_VARIABLE) or environ.get("ASV_COMMIT")
+
+
+def _lines_of(path: Path, case: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not path.is_file():
-        return 0
+        return []
     keys = ("benchmark", "params", "version", "commit")
     earlier = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return sum(all(other[key] == line[key] for key in keys) for other in earlier)
+    return [other for other in earlier if all(other[key] == case[key] for key in keys)]

@@ -1,11 +1,11 @@
 """What all suites share: state once a case, samples by asv, one sidecar line at its end.
 
 asv (launch method `spawn`) runs each case of each round in a fresh process, which has imported
-torch before it knows its case; the profile `history` has one for all cases (`_asv_ahead`)::
+torch before it knows its case; short profiles have one for all cases of a round (`_asv_ahead`)::
 
     setup → [teardown → setup → timer() → time_*() → timer()] for each sample → teardown → end
       │         └ `reset` puts the state back                 └ a sample             └ sidecar line
-      └ first call: `build`, warm-up, telemetry window, `facts`
+      └ first call: `build`, warm-up, telemetry window (unless the run has one), `facts`
 
 A suite fills in `build` and, where it needs them, `reset`, `facts` and `make_clock`, and declares
 one `time_*` method. It never defines `setup` or `teardown`. The telemetry window is closed before
@@ -25,9 +25,9 @@ from benchmarks._case_end import at_case_end
 from benchmarks._ceilings import Ceilings, measure_ceilings
 from benchmarks._device import DEVICE
 from benchmarks._identity import Identity, SuiteError
-from benchmarks._meters import Telemetry, observe
+from benchmarks._meters import Telemetry, identify, is_watched, observe
 from benchmarks._regimes import PROFILE
-from benchmarks._sidecar import CaseFacts, CaseRecord, append_record
+from benchmarks._sidecar import CaseFacts, CaseRecord, append_record, earlier_lines
 
 __all__ = ["CaseFacts", "Clock", "WallClock", "_Suite"]
 
@@ -55,20 +55,18 @@ class WallClock:
 
     kind = "wall"
 
-    def __init__(self, synchronize: Callable[[], None] | None = None) -> None:
+    def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
         self._synchronize = synchronize
         self._started_s = 0.0
 
     def start(self) -> None:
         """Wait for the device, then read the time."""
-        if self._synchronize is not None:
-            self._synchronize()
+        self._synchronize()
         self._started_s = time.perf_counter()
 
     def stop(self) -> float:
         """Wait for the device and return the seconds since `start`."""
-        if self._synchronize is not None:
-            self._synchronize()
+        self._synchronize()
         return time.perf_counter() - self._started_s
 
     def validity(self) -> tuple[str, ...]:
@@ -141,7 +139,7 @@ class _Suite(ABC):
 
     def make_clock(self) -> Clock:
         """Return the clock of the samples; wall time unless the body is one device kernel."""
-        return WallClock(torch.cuda.synchronize if DEVICE == "cuda" else None)
+        return WallClock(_wait_for(DEVICE))
 
     def setup(self, *params: Any) -> None:
         """Build on the first call of the process, reset on all; asv calls it for each sample."""
@@ -172,14 +170,23 @@ class _Suite(ABC):
         return self._session
 
     def _open(self, params: tuple[Any, ...]) -> None:
-        """Build the case, warm it up, watch it through a telemetry window, ask for its facts."""
+        """Build the case, warm it up, watch it through a telemetry window, ask for its facts.
+
+        One sound window of a run will do: its later processes go on to their samples.
+        """
         if DEVICE == "cpu":
             torch.set_num_threads(1)  # a case must not depend on how many cores are idle
         self.build(*params)
+        ceilings = measure_ceilings()  # it empties torch's cache, which the warm-up fills again
         body = partial(getattr(self, self._method), *params)
-        _warm_up(self.reset, body)
+        _warm_up(self.reset, body, _wait_for(DEVICE))
         started_at = time.time()
-        telemetry = observe(self.reset_in_window, body, device=DEVICE, window_s=PROFILE.window_s)
+        if is_watched(earlier_lines(self._benchmark, _texts(params), self.version)):
+            telemetry = identify(DEVICE)
+        else:
+            telemetry = observe(
+                self.reset_in_window, body, device=DEVICE, window_s=PROFILE.window_s
+            )
         self.reset()
         facts = self.facts()
         self._session = _Session(
@@ -187,7 +194,7 @@ class _Suite(ABC):
             clock=self.make_clock(),
             facts=facts,
             telemetry=telemetry,
-            ceilings=measure_ceilings(),
+            ceilings=ceilings,
             started_at=started_at,
             ended_at=time.time(),
         )
@@ -200,7 +207,7 @@ class _Suite(ABC):
         append_record(
             CaseRecord(
                 benchmark=self._benchmark,
-                params=tuple(repr(value) for value in session.params),
+                params=_texts(session.params),
                 version=self.version,
                 timer=session.clock.kind,
                 samples_s=tuple(session.samples_s),
@@ -220,11 +227,28 @@ class _Suite(ABC):
         )
 
 
-def _warm_up(reset: Callable[[], None], body: Callable[[], object]) -> None:
-    """Run the body until it compiled what it compiles and caches hold what they hold."""
+def _texts(params: tuple[Any, ...]) -> tuple[str, ...]:
+    """Write parameters as asv does."""
+    return tuple(map(repr, params))
+
+
+def _warm_up(
+    reset: Callable[[], None], body: Callable[[], object], wait: Callable[[], None]
+) -> None:
+    """Run the body until it compiled what it compiles and caches hold what they hold.
+
+    Each run ends before the next one begins: a queue of those that only queue work holds hundreds,
+    and hundreds of slow ones are minutes.
+    """
     end_s = time.perf_counter() + WARM_UP_S
     runs = 0
     while runs < WARM_UP_RUNS or time.perf_counter() < end_s:
         reset()
         body()
+        wait()
         runs += 1
+
+
+def _wait_for(device: str) -> Callable[[], None]:
+    """Return what waits for the work queued on a device."""
+    return torch.cuda.synchronize if device == "cuda" else lambda: None

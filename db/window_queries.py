@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from typing import Any
+from typing import Any, Final
 
 import pandas as pd
 from sqlalchemy import ColumnElement, select
@@ -34,6 +34,7 @@ from db.models import (
 )
 from db.session import chunks
 
+NO_WINDOW: Final = "no_window"  # validity code: another process of the run watched the case
 WINDOW_COLUMNS = (
     "uid",
     "result_id",
@@ -254,9 +255,11 @@ def _point(rows: Sequence[AnyRow], details: _Details) -> EvidencePoint:
 
 
 def _validity(found: Iterable[Window], details: _Details) -> tuple[str, ...]:
-    """Join the codes of all windows, without doubts that a sound window makes idle."""
+    """Join the codes of all windows, without those that another window makes idle."""
     windows_codes = [(set(window.validity), window.id in details.counters) for window in found]
     codes = {code for one, _ in windows_codes for code in one}
+    if any(has for _, has in windows_codes):
+        codes.discard(NO_WINDOW)
     has_sound = any(has and not DOUBTS.keys() & one for one, has in windows_codes)
     return tuple(sorted(codes - DOUBTS.keys() if has_sound else codes))
 

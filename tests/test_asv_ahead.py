@@ -155,6 +155,7 @@ class Checkout:
             "ASV_PYTHONPATH": str(root / "path"),
             "HOME": "/nonexistent",
             "BENCH_LOG": str(self.log),
+            "DDTREE_BENCH_PROFILE": "full",
         }
         self.repository.commit("first", date=START_S)
 
@@ -273,17 +274,21 @@ def test_what_an_older_engine_does_not_have_yet_is_skipped_and_what_it_breaks_fa
 
 @pytest.mark.slow
 def test_each_round_of_those_that_share_has_a_process_of_its_own(checkout):
-    status, printed = checkout.run("Plain", **{SHARES_VARIABLE: "1"})
+    status, printed = checkout.run("Plain", DDTREE_BENCH_PROFILE="quick")
 
-    rounds = [[one["pid"] for one in checkout.said()[at : at + 3]] for at in (0, 3)]
+    said = checkout.said()
+    rounds = [[one["pid"] for one in said[at : at + 3]] for at in (0, 3)]
     assert status == 0, printed
     assert [len(set(pids)) for pids in rounds] == [1, 1]
     assert rounds[0] != rounds[1]
+    assert all(one["ahead"] for one in said)
+    assert [len(one["before"]) for one in said] == [1, 1, 1, 0, 0, 0]  # the next round's sleeps
+    assert all(one["before"] == one["after"] for one in said), said
 
 
 def test_who_shares_a_process_is_the_profiles_choice_unless_told():
-    assert not shares_process({})  # of `quick`
-    assert shares_process({SHARES_VARIABLE: "1"})
+    assert shares_process({})  # of `quick`
+    assert not shares_process({SHARES_VARIABLE: "0"})
     assert not shares_process({SHARES_VARIABLE: "1", COUNT_VARIABLE: "0"})
 
 

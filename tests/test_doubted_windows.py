@@ -77,6 +77,13 @@ def test_a_clock_that_was_held_down_is_told_from_a_doubted_window(evidence_of):
     assert (claim.value, claim.evidence) == (1485.0, "clocks event reasons 0x4")
 
 
+def test_a_process_that_did_not_watch_takes_nothing_from_one_that_did(evidence_of):
+    watched, told = evidence_of(((), STARVED), (("no_window",), {})), {"no_window"}
+
+    assert told.isdisjoint(watched.points[0].validity)
+    assert names(diagnose(watched).claims) >= ABOUT_WORK
+
+
 def test_a_sound_window_of_the_case_is_enough(evidence_of):
     busy = STARVED | {"gpm_sm_active_pct": 90.0}
     found = evidence_of((SHARED, busy), (("interleaved",), STARVED), (SHARED, busy))

@@ -17,6 +17,8 @@ import pytest
 
 from benchmarks._meters import CHUNK_S, chunk_of, observe
 from benchmarks._nvml import GPM_METRICS, PROBES
+from benchmarks._readings import DOUBTS
+from db import counters as told_by_diagnose
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "tests" / "fake_nvml.c"
@@ -49,6 +51,7 @@ CODES = {
     ],
     "not_loaded": ["no_nvml"],
 }
+TWICE = ("serial_64k", "clock_moved")  # each in a later process of its run, too
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +76,7 @@ def folder(library, tmp_path_factory):
     command = [sys.executable, "-m", "tests.watched_cases", str(folder)]
     processes = [
         subprocess.Popen([*command, *part], cwd=ROOT, env=environ)
-        for part in (traces[::2], [*traces[1::2], "--cost"])
+        for part in ([*traces[::2], *TWICE], [*traces[1::2], "--cost"])
     ]
     assert [process.wait() for process in processes] == [0, 0]
     return folder
@@ -82,9 +85,17 @@ def folder(library, tmp_path_factory):
 @pytest.fixture(scope="module")
 def found(folder):
     """The sidecar line of each trace."""
+    return lines_of(folder, process_number=0)
+
+
+def lines_of(folder, *, process_number):
     text = (folder / "watched.jsonl").read_text(encoding="utf-8")
     lines = map(json.loads, text.splitlines())
-    return {line["params"][0].strip("'"): line for line in lines}
+    return {
+        line["params"][0].strip("'"): line
+        for line in lines
+        if line["process_number"] == process_number
+    }
 
 
 @needs_compiler
@@ -144,6 +155,18 @@ def test_what_nvml_cannot_tell_is_absent_never_zero(found, trace, absent):
     everything = {*SAMPLED, *GPM_METRICS, "energy_j"}
 
     assert set(found[trace]["counters"]) == everything - absent
+
+
+@needs_compiler
+def test_one_sound_window_of_a_run_will_do_and_a_doubted_one_will_not(folder):
+    again = lines_of(folder, process_number=1)
+
+    assert set(again) == set(TWICE)
+    assert again["serial_64k"]["validity"] == ["no_window"]
+    assert again["serial_64k"]["counters"] == {}
+    assert (again["serial_64k"]["n"], again["serial_64k"]["device"]["driver"]) == (2, "580.159.04")
+    assert again["clock_moved"]["validity"] == ["clock_moved"]
+    assert set(DOUBTS) == set(told_by_diagnose.DOUBTS)
 
 
 @needs_compiler

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import asv.benchmark
@@ -36,7 +37,7 @@ from benchmarks._regimes import (
     step_axes,
     tree_axes,
 )
-from benchmarks._suite import CaseFacts, WallClock, _Suite
+from benchmarks._suite import CaseFacts, WallClock, _Suite, _warm_up
 from benchmarks.generation import NEW_TOKENS, Generation
 from benchmarks.moe import MoeLayer, layer_cost, random_rows, rank_layer
 from benchmarks.step import RankStep, Step
@@ -259,6 +260,14 @@ def test_state_is_built_once_and_reset_before_each_sample():
         sample(suite, 1)
 
     assert suite.calls == ["reset", "body"] * 3
+
+
+def test_a_run_of_the_warm_up_ends_before_the_next_begins():
+    calls = []
+    _warm_up(*(partial(calls.append, name) for name in ("reset", "body", "wait")))
+
+    assert len(calls) >= 6
+    assert calls == ["reset", "body", "wait"] * (len(calls) // 3)
 
 
 def test_asv_reads_the_seconds_of_the_body():

@@ -1,7 +1,8 @@
-"""A process of asv's on a GPU that is a trace: one suite, one case for each trace it is given.
+"""A process that serves asv on a GPU that is a trace: one suite, one case for each trace it is given.
 
-Usage: watched_cases.py FOLDER TRACE...; the sidecar lines say what came of it. `--cost` instead of a
-trace measures what telemetry costs the case, into cost.json.
+Usage: watched_cases.py FOLDER TRACE...; the sidecar lines say what came of it. A trace that is given
+again is the same case in a later process of the run. `--cost` instead of a trace measures what
+telemetry costs the case, into cost.json.
 """
 
 import json
@@ -26,6 +27,7 @@ torch.cuda.get_device_properties = lambda _: SimpleNamespace(
 )
 
 from benchmarks import _suite  # noqa: E402 - after torch was prepared
+from benchmarks._case_end import SERVES_VARIABLE, end_case  # noqa: E402
 from benchmarks._telemetry_cost import Trial, differences  # noqa: E402
 
 
@@ -40,7 +42,9 @@ class Watched(_suite._Suite):
         folder = Path(sys.argv[1])
         fault = "" if trace == "cost" else f":{TRACES / trace}.txt"
         os.environ["FAKE_NVML_TRACE"] = f"{HEALTHY}{fault}"
-        os.environ["FAKE_NVML_OPENED"] = str(folder / f"{trace}.opened")
+        opened = folder / f"{trace}.opened"
+        opened.unlink(missing_ok=True)
+        os.environ["FAKE_NVML_OPENED"] = str(opened)
 
     def time_sleep(self, trace):
         time.sleep(0.002)
@@ -54,6 +58,7 @@ def measure(trace):
         suite.timer()
         suite.time_sleep(trace)
         suite.timer()
+    end_case()
 
 
 def measure_cost():
@@ -66,6 +71,7 @@ def measure_cost():
 
 if __name__ == "__main__":
     _suite.DEVICE = "cuda"
+    os.environ[SERVES_VARIABLE] = "1"
     for name in sys.argv[2:]:
         if name == "--cost":
             measure_cost()
