@@ -32,7 +32,8 @@ from benchmarks._suite import _Suite
 NUM_PAIRS: Final = 40
 LEAST_PAIRS: Final = 6  # whatever the time limit
 NUM_ARRANGEMENTS: Final = 2
-NUM_SAMPLES: Final = 20  # of a block
+NUM_SAMPLES: Final = 20  # of a block, at least
+BLOCK_S: Final = 0.2  # least length of a block, so that a short kernel has hundreds of samples
 WINDOW_S: Final = 1.0
 MARGIN_REL: Final = 0.005  # a difference within it is none
 CONFIDENCE: Final = 0.95
@@ -67,9 +68,13 @@ class Trial:
             self.body()
         self._clock = suite.make_clock()
 
-    def block_s(self, num_samples: int) -> float:
-        """Return the median of some samples."""
-        return statistics.median(self._sample_s() for _ in range(num_samples))
+    def block_s(self, num_samples: int, least_s: float = 0.0) -> float:
+        """Return the median of so many samples, and of those that fit into `least_s`."""
+        end_s = time.monotonic() + least_s
+        samples_s: list[float] = []
+        while len(samples_s) < num_samples or time.monotonic() < end_s:
+            samples_s.append(self._sample_s())
+        return statistics.median(samples_s)
 
     def _sample_s(self) -> float:
         self._suite.reset()
@@ -130,11 +135,12 @@ def differences(
     num_pairs: int,
     num_samples: int,
     limit_s: float = math.inf,
+    least_s: float = BLOCK_S,
     window_s: float = WINDOW_S,
 ) -> dict[str, Difference]:
     """Compare a case in both arrangements, each within the limit."""
     _, gpu_uuid = cuda_device()
-    block_s = partial(trial.block_s, num_samples)
+    block_s = partial(trial.block_s, num_samples, least_s)
     ways = {"before": partial(trial.before, window_s), "beside": partial(trial.beside, gpu_uuid)}
     return {
         name: compare(block_s, telemetry, num_pairs=num_pairs, limit_s=limit_s)
@@ -158,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compare the cases and print a line for each, or with --json an object."""
     parser = argparse.ArgumentParser(description="what telemetry costs the samples")
     parser.add_argument("--pairs", type=int, default=NUM_PAIRS)
-    parser.add_argument("--samples", type=int, default=NUM_SAMPLES, help="of a block")
+    parser.add_argument("--samples", type=int, default=NUM_SAMPLES, help="of a block, at least")
     parser.add_argument(
         "--time-limit", type=float, default=math.inf, help="seconds for the blocks of all cases"
     )

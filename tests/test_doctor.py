@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import pynvml
 import pytest
 from click.testing import CliRunner
 
+from dashboard.asv_runs import measuring_place
 from dashboard.cli import main
 from dashboard.cli_exit import ExitCode
 from dashboard.doctor import (
@@ -21,6 +23,7 @@ from dashboard.doctor import (
 from dashboard.doctor_finding import Level
 from dashboard.doctor_gpu import GpuReadings, gpu_findings, read_gpu
 from dashboard.gpus import chosen_gpu
+from dashboard.locks import device_lock
 from tests.asv_trees import GitRepository
 
 HEALTHY = GpuReadings(
@@ -244,6 +247,19 @@ def test_a_run_uses_the_first_gpu_that_cuda_may_see(nvml, allowed, index):
     with chosen_gpu({} if allowed is None else {"CUDA_VISIBLE_DEVICES": allowed}) as gpu:
         assert (gpu and gpu.index) == index
         assert gpu is None or gpu.visible == f"GPU-{index}000"
+
+
+def test_all_that_a_run_measures_goes_to_its_gpu_and_another_run_to_another(
+    nvml, tmp_path, monkeypatch
+):
+    nvml(cards=3)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with ExitStack() as stack:
+        for allowed, uuid in (("2,0", "GPU-2000"), ("1", "GPU-1000")):
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", allowed)
+            place = stack.enter_context(measuring_place(tmp_path / uuid, pytest.fail))
+            assert (place.device, place.environ) == (uuid, {"CUDA_VISIBLE_DEVICES": uuid})
+            assert device_lock(uuid).read_text(encoding="utf-8").startswith("process ")
 
 
 def test_a_slice_is_locked_as_its_whole_card(nvml):

@@ -3,11 +3,13 @@
 import itertools
 import random
 import re
+import time
 from contextlib import contextmanager
 
 import pytest
 
-from benchmarks._telemetry_cost import LEAST_PAIRS, MARGIN_REL, compare, main
+from benchmarks._suite import _Suite
+from benchmarks._telemetry_cost import LEAST_PAIRS, MARGIN_REL, Trial, compare, main
 
 
 class Machine:
@@ -67,6 +69,27 @@ def test_past_the_time_limit_no_pair_begins_but_the_fewest_that_make_an_interval
 
     assert found.num_pairs == LEAST_PAIRS == len(machine.states) / 2
     assert found.low < found.relative < found.high
+
+
+def test_a_block_of_a_short_case_has_more_samples_than_one_of_a_long_case():
+    class Case(_Suite):
+        version = "1"
+        params = ([0.0, 0.01],)
+
+        def build(self, seconds):
+            self.count = 0
+
+        def time_sleep(self, seconds):
+            self.count += 1
+            time.sleep(seconds)
+
+    trials = [Trial(Case(), [seconds]) for seconds in (0.0, 0.01)]
+    before = [trial._suite.count for trial in trials]
+    for trial in trials:
+        trial.block_s(3, least_s=0.02)
+
+    short, long = (trial._suite.count - n for trial, n in zip(trials, before, strict=True))
+    assert long == 3 < short
 
 
 def test_without_a_gpu_there_is_nothing_to_compare(monkeypatch, capsys):
