@@ -51,24 +51,43 @@ def unpack(archive: Path, into: Path, commits: Collection[str]) -> Unpacked:
         It is too large or no archive, a name in it leads elsewhere or is no result's, or a result
         names another commit.
     """
+    confirmed = None
+    for name, content in _read(archive):
+        if name == CONFIRMED:
+            confirmed = _parsed(content, name)
+            continue
+        _check_commits(name, content, commits)
+        path = into / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return Unpacked(into, confirmed)
+
+
+def only_file(archive: Path, name: str) -> bytes:
+    """Return the one file that an archive holds, by its name.
+
+    Raises
+    ------
+    ArtifactError
+        It is too large or no archive, or holds something else.
+    """
+    found = dict(_read(archive))
+    if set(found) != {name}:
+        raise ArtifactError(f"artifact: expected {name} alone, got {len(found)} files")
+    return found[name]
+
+
+def _read(archive: Path) -> Iterator[tuple[str, bytes]]:
+    """Give names and contents, after all of the names and sizes were looked at."""
     size = archive.stat().st_size
     if size > MOST_BYTES:
         raise ArtifactError(f"artifact: expected at most {MOST_BYTES} bytes, got {size}")
-    confirmed = None
     try:
         with zipfile.ZipFile(archive) as opened:
             for entry in _checked(opened.infolist()):
-                content = opened.read(entry)
-                if entry.filename == CONFIRMED:
-                    confirmed = _parsed(content, entry.filename)
-                    continue
-                _check_commits(entry.filename, content, commits)
-                path = into / entry.filename
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
+                yield entry.filename, opened.read(entry)
     except (zipfile.BadZipFile, ZlibError, NotImplementedError, EOFError, RuntimeError) as error:
         raise ArtifactError(f"artifact: expected a readable zip file, got {error}") from None
-    return Unpacked(into, confirmed)
 
 
 def _checked(entries: list[zipfile.ZipInfo]) -> Iterator[zipfile.ZipInfo]:

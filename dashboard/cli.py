@@ -21,6 +21,8 @@ from dashboard.cli_diagnose import diagnose
 from dashboard.cli_doctor import doctor
 from dashboard.cli_exit import Group
 from dashboard.cli_ingest import ingest
+from dashboard.cli_issues import findings_, issues
+from dashboard.cli_reruns import rerun
 from dashboard.cli_run import run
 from db.session import DEFAULT_URL
 
@@ -54,6 +56,9 @@ for _command in (
     *(ingest, run),
 ):
     main.add_command(_command)
+
+for _command in (findings_, issues, rerun):
+    alerts.add_command(_command)
 
 if __name__ == "__main__":
     main(prog_name="ddtree-bench")

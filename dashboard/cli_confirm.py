@@ -39,7 +39,7 @@ EXITS: Final = (  # the first verdict that any case has
 )
 
 
-class _Where(TypedDict):
+class Where(TypedDict):
     """What the two commands measure on."""
 
     profile: str
@@ -61,7 +61,7 @@ machine_option = click.option("--machine", metavar="NAME", help="The stable labe
 @json_option
 @pass_app
 def confirm(
-    app: App, /, base: str, head: str, *, bench: str | None, as_json: bool, **where: Unpack[_Where]
+    app: App, /, base: str, head: str, *, bench: str | None, as_json: bool, **where: Unpack[Where]
 ) -> None:
     """Measure two commits in turns, each in a worktree, until each case is decided.
 
@@ -84,7 +84,7 @@ def confirm(
         cases = {case: decision.to_dict() for case, decision in found.items()}
         print_json({"base": first, "head": second, "cases": cases, "alerts": settled})
     for case, decision in {} if as_json else found.items():
-        click.echo(f"{case}: {_said(decision)}")
+        click.echo(f"{case}: {said(decision)}")
     verdicts = {decision.verdict for decision in found.values()}
     raise Exit(next((code for verdict, code in EXITS if verdict in verdicts), ExitCode.OK))
 
@@ -96,7 +96,7 @@ def confirm(
 @profile_option
 @machine_option
 @json_option
-def bisect(good: str, bad: str, *, bench: str, as_json: bool, **where: Unpack[_Where]) -> None:
+def bisect(good: str, bad: str, *, bench: str, as_json: bool, **where: Unpack[Where]) -> None:
     """Name the commit between GOOD and BAD that changed the case which changed most.
 
     First the ends are confirmed against each other; then each trial measures GOOD and a commit of
@@ -117,7 +117,7 @@ def bisect(good: str, bad: str, *, bench: str, as_json: bool, **where: Unpack[_W
         told = {"case": found.case, "good": found.good, "bad": found.bad}
         print_json({**told, "between": found.between, "change": found.change.to_dict()})
     elif found.is_decided:
-        click.echo(f"{found.bad} changed {found.case}: {_said(found.change)}")
+        click.echo(f"{found.bad} changed {found.case}: {said(found.change)}")
     else:
         click.echo(f"between {found.good[:12]} and {found.bad[:12]}: {found.between} untold")
     is_slower = found.is_decided and found.change.verdict is Verdict.REGRESSION
@@ -154,13 +154,14 @@ def _settle_stored(app: App, head: str, found: dict[str, Decision]) -> list[int]
         for view in alerts(session):
             decision = found.get(asv_name(view.benchmark, view.params))
             if view.commit == head and decision is not None:
-                note = f"re-run in turns: {_said(decision)}"
+                note = f"re-run in turns: {said(decision)}"
                 if settle(session, view.id, decision.verdict, now, note=note):
                     settled.append(view.id)
     return settled
 
 
-def _said(decision: Decision) -> str:
+def said(decision: Decision) -> str:
+    """Say in words what fresh pairs came to."""
     low, high = change_text(decision.low), change_text(decision.high)
     change = change_text(decision.relative_change)
     return f"{decision.verdict.value}, {change} [{low}, {high}] over {decision.pairs} pairs"

@@ -13,6 +13,7 @@ import click
 from dashboard.artifact import ArtifactError
 from dashboard.asv_errors import AsvFailedError, AsvRunError
 from dashboard.cli_notices import NoticeError
+from dashboard.finding_reports import ReportError
 from dashboard.forge_errors import ForgeInputError, ForgeServiceError
 from dashboard.words import case_name
 from db.compare import Verdict
@@ -74,6 +75,7 @@ ERRORS: Final[tuple[tuple[type[Exception], ExitCode], ...]] = (
     (AsvRunError, ExitCode.BAD_INPUT),
     (DbError, ExitCode.BAD_INPUT),
     (ArtifactError, ExitCode.BAD_INPUT),
+    (ReportError, ExitCode.BAD_INPUT),
     (NoticeError, ExitCode.INTERNAL),
     (ForgeInputError, ExitCode.BAD_INPUT),
     (ForgeServiceError, ExitCode.INTERNAL),

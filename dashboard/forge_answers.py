@@ -22,6 +22,18 @@ class Comment:
 
 
 @dataclass(frozen=True, slots=True)
+class Issue:
+    """One issue of a repository."""
+
+    number: int
+    author: str  # login; empty for a deleted account
+    title: str
+    body: str
+    is_open: bool
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
 class PullRequest:
     """An open pull request, as far as a comment needs it."""
 
@@ -79,6 +91,15 @@ def read_comment(item: object) -> Comment:
     author = "" if _get(item, "user") is None else read_str(item, "user", "login")
     body = "" if _get(item, "body") is None else read_str(item, "body")
     return Comment(read_int(item, "id"), author, body, read_str(item, "html_url"))
+
+
+def read_issue(item: object) -> Issue:
+    """Return one entry of a list of issues."""
+    author = "" if _get(item, "user") is None else read_str(item, "user", "login")
+    body = "" if _get(item, "body") is None else read_str(item, "body")
+    is_open = read_str(item, "state") == "open"
+    url = read_str(item, "html_url")
+    return Issue(read_int(item, "number"), author, read_str(item, "title"), body, is_open, url)
 
 
 def read_pull_request(item: object) -> PullRequest:

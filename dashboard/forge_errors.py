@@ -80,7 +80,7 @@ REFUSALS: Final[dict[int, tuple[type[ForgeError], str]]] = {
         ForbiddenError,
         (
             "the token may not do this: commenting needs pull-requests: write, a check needs "
-            "checks: write, and a fork's token never has either"
+            "checks: write, an issue issues: write, and a fork's token never has any"
         ),
     ),
     404: (NotFoundError, "no such thing, or this token may not see it"),

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Final, Self
 from dashboard.check_run import NAME
 from dashboard.forge_answers import (
     Comment,
+    Issue,
     PullRequest,
     read_comment,
     read_int,
+    read_issue,
     read_json,
     read_pull_request,
     read_str,
@@ -26,7 +28,7 @@ from dashboard.forge_http import TIMEOUT_S, ForgeHttp, usable_token
 from dashboard.sticky import Sticky
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from dashboard.check_run import CheckRun
@@ -89,6 +91,10 @@ class GitHub:
     def comments(self, repo: str, pr: int) -> PullRequestComments:
         """Return the comments of a pull request."""
         return PullRequestComments(self._http, _repository(repo), pr)
+
+    def issues(self, repo: str) -> RepositoryIssues:
+        """Return the issues of a repository."""
+        return RepositoryIssues(self._http, _repository(repo))
 
     def upsert_comment(
         self, repo: str, pr: int, marker: str, body: str, *, author: str | None = None
@@ -179,6 +185,32 @@ class PullRequestComments:
 
     def _path(self, comment: Comment) -> str:
         return f"/repos/{self.repo}/issues/comments/{comment.id}"
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryIssues:
+    """The issues of a repository; `dashboard.issues` says what is asked of them."""
+
+    http: ForgeHttp
+    repo: str
+
+    def read(self, author: str) -> Iterator[Issue]:
+        """Yield those that an account opened, page after page; pull requests are none."""
+        asked = {"state": "all", "creator": author}
+        for item in self.http.pages(f"/repos/{self.repo}/issues", asked):
+            if not (isinstance(item, dict) and "pull_request" in item):
+                yield read_issue(item)
+
+    def create(self, title: str, body: str, labels: Sequence[str]) -> Issue:
+        """Open one more."""
+        said = {"title": title, "body": body, "labels": list(labels)}
+        answer = self.http.call("POST", f"/repos/{self.repo}/issues", json=said)
+        return read_issue(read_json(answer))
+
+    def edit(self, issue: Issue, changes: Mapping[str, str]) -> Issue:
+        """Change one."""
+        path = f"/repos/{self.repo}/issues/{issue.number}"
+        return read_issue(read_json(self.http.call("PATCH", path, json=changes)))
 
 
 def _repository(repo: str) -> str:

@@ -7,6 +7,7 @@ mentions and issue numbers are looked for after parsing, so a zero-width space p
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final
 
 from db.numbers import MISSING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 LONGEST: Final = 400  # characters of one piece of foreign text
 
+_TICKS: Final = re.compile("`+")
 _UNSAFE_IN_CODE: Final = frozenset("`|\\<>&@")
 _LITERAL: Final = frozenset(" ,;.()=%+-/'\"?")  # punctuation that means nothing inside a cell
 _PARTED: Final = frozenset("@#")
@@ -41,6 +43,14 @@ def code(text: str) -> str:
     if _UNSAFE_IN_CODE.isdisjoint(line):
         return f"`{line}`"
     return f"<code>{escape(line)}</code>"
+
+
+def fenced(*commands: str) -> str:
+    """Return commands as a block of code, behind a fence that nothing in them can end."""
+    lines = [one_line(command) for command in commands]
+    longest = max((len(run) for line in lines for run in _TICKS.findall(line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return "\n".join((f"{fence}sh", *lines, fence))
 
 
 def row(cells: Sequence[str]) -> str:

@@ -3,9 +3,12 @@
 import re
 import shlex
 from dataclasses import dataclass
+from typing import Final
 
 from dashboard.selection import parse_params
 from dashboard.words import case_name
+
+LONGEST_PATTERN: Final = 200  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +31,7 @@ def recipe(
     """
     if is_external:
         return Recipe(None, "Recorded elsewhere: no commit of this repository repeats it.")
-    # Escaped spaces mean the same and read worse.
-    name = re.escape(_asv_name(benchmark, params)).replace("\\ ", " ")
-    pattern = shlex.quote(f"^{name}$")
+    pattern = _pattern(benchmark, params)
     if has_repository:
         return Recipe(
             f"ddtree-bench run --profile full --commits {commit}^! --bench {pattern}",
@@ -40,6 +41,19 @@ def recipe(
         f"asv run --bench {pattern} {commit}^!",
         "Run it in a checkout of the repository these results come from, on the same machine.",
     )
+
+
+def bench_option(benchmark: str, params: str) -> str:
+    """Give ` --bench PATTERN` for one case; nothing where its name is too long to be typed."""
+    pattern = _pattern(benchmark, params)
+    return f" --bench {pattern}" if len(pattern) <= LONGEST_PATTERN else ""
+
+
+def _pattern(benchmark: str, params: str) -> str:
+    """Give asv's pattern for one case and no other, quoted for a shell."""
+    # Escaped spaces mean the same and read worse.
+    name = re.escape(_asv_name(benchmark, params)).replace("\\ ", " ")
+    return shlex.quote(f"^{name}$")
 
 
 def _asv_name(benchmark: str, params: str) -> str:

@@ -64,7 +64,7 @@ def explained(
 
 def explained_alert(session: Session, view: AlertView) -> tuple[Claim, ...]:
     """Say what changed at an alert's commit against the one before it that has the case."""
-    before = _commit_before(session, view)
+    before = commit_before(session, view)
     if before is None:
         return ()
     old, new = (_runs(session, commit, view.machine) for commit in (before, view.commit))
@@ -87,7 +87,7 @@ def _runs(session: Session, commit: str, machine: str) -> list[Evidence]:
     return evidence(session, commit=commit, machine=machine)
 
 
-def _commit_before(session: Session, view: AlertView) -> str | None:
+def commit_before(session: Session, view: AlertView) -> str | None:
     """Give the commit before an alert's that has the case, under whatever it declared."""
     line = session.get_one(Series, view.series_id)
     query = (

@@ -37,8 +37,8 @@ def scripts(name):
     return [step["run"] for step in steps(name) if "run" in step]
 
 
-def test_there_is_one_workflow_to_test_one_to_measure_and_one_to_comment():
-    assert NAMES == ["bench.yml", "comment.yml", "tests.yml"]
+def test_there_is_one_workflow_to_test_two_to_measure_and_one_to_comment():
+    assert NAMES == ["bench.yml", "comment.yml", "nightly.yml", "tests.yml"]
 
 
 def test_testing_a_forks_code_meets_no_secret_no_writing_token_and_no_runner_of_ours():
@@ -53,8 +53,8 @@ def test_testing_a_forks_code_meets_no_secret_no_writing_token_and_no_runner_of_
 def test_runners_page_names_the_labels_the_secret_and_the_setting():
     page = (FOLDER.parent / "RUNNERS.md").read_text(encoding="utf-8")
 
-    (job,) = jobs("bench.yml")
-    assert ",".join(job["runs-on"][1:]) in page
+    for name in ("bench.yml", "nightly.yml"):
+        assert ",".join(next(iter(jobs(name)))["runs-on"][1:]) in page
     assert "DDTREE_BENCH_DB" in page
     assert "require approval for all external contributors" in page
     assert "label `benchmark`" in page
@@ -131,9 +131,38 @@ def test_pull_requests_are_measured_by_label_event_on_the_labelled_runner():
 
 
 def test_one_job_uses_the_gpu_at_a_time():
-    (job,) = jobs("bench.yml")
+    on_gpu = [job for name in NAMES for job in jobs(name) if "self-hosted" in job["runs-on"]]
 
-    assert job["concurrency"] == {"group": "gpu-blackwell", "cancel-in-progress": False}
+    assert len(on_gpu) == 2
+    for job in on_gpu:
+        assert job["runs-on"] == ["self-hosted", "gpu", "blackwell"]
+        assert job["concurrency"] == {"group": "gpu-blackwell", "cancel-in-progress": False}
+
+
+def test_nights_measure_without_a_writing_token_and_write_without_measuring():
+    nightly = load("nightly.yml")
+    measure, write = nightly["jobs"]["measure"], nightly["jobs"]["issues"]
+
+    assert set(nightly["on"]) == {"schedule", "workflow_dispatch"}
+    assert measure["if"] == "github.ref == 'refs/heads/main'"
+    assert (nightly["permissions"], measure["permissions"]) == ({}, {"contents": "read"})
+    assert write["permissions"] == {"actions": "read", "contents": "read", "issues": "write"}
+    assert (write["runs-on"], write["needs"]) == ("ubuntu-latest", "measure")
+    assert "secrets" not in str(write)
+    ran = " ".join(step.get("run", "") for step in write["steps"])
+    assert "ddtree-bench alerts issues" in ran
+    assert not re.search(r"ddtree-bench run|make |unzip|download-artifact", ran)
+
+
+def test_nights_hand_over_the_findings_under_one_name():
+    nightly = load("nightly.yml")["jobs"]
+    (upload,) = [one for one in nightly["measure"]["steps"] if "-artifact@" in one.get("uses", "")]
+
+    (fetch,) = [one for one in nightly["issues"]["steps"] if "gh api" in one.get("run", "")]
+    assert f"artifacts?name={upload['with']['name']}" in fetch["run"]
+    assert "alerts confirm" in next(
+        one["run"] for one in nightly["measure"]["steps"] if "alerts findings" in one.get("run", "")
+    )
 
 
 def test_base_that_fails_does_not_keep_the_head_from_being_measured(tmp_path):
@@ -197,7 +226,7 @@ def test_nothing_but_the_guarded_command_opens_the_archive():
     assert not re.search(r"--pr |--base ", said)
 
 
-@pytest.mark.parametrize("name", ["bench.yml", "comment.yml"])
+@pytest.mark.parametrize("name", ["bench.yml", "comment.yml", "nightly.yml"])
 def test_every_command_and_option_in_a_workflow_exists(name):
     called = [
         words.split()
@@ -226,15 +255,20 @@ def test_scripts_are_valid_shell(name):
         assert done.returncode == 0, done.stderr
 
 
-def test_requirements_of_the_comment_leave_out_what_is_heavy(tmp_path):
-    script = next(script for script in scripts("comment.yml") if "requirements.txt" in script)
-    listing = script.split("python -m pip")[0]
-
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+def test_requirements_of_the_readers_leave_out_what_is_heavy(tmp_path):
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    python = tmp_path / "python"  # ours, that installs nothing
+    python.write_text(
+        f'#!/bin/sh\ncase "$*" in *pip*) echo "$@" >> "$RUNNER_TEMP/calls";; *) exec {sys.executable} "$@";; esac\n'
+    )
+    python.chmod(0o755)
     environment = {**os.environ, "RUNNER_TEMP": str(tmp_path), "PATH": path}
-    subprocess.run(["bash", "-e", "-c", listing], cwd=ROOT, env=environment, check=True)
+    subprocess.run(["sh", ".github/install-reader.sh"], cwd=ROOT, env=environment, check=True)
 
     lines = (tmp_path / "requirements.txt").read_text().split("\n")
     names = {re.split(r"[><=\[ ]", line)[0] for line in lines if line}
     assert {"alembic", "click", "httpx", "pandas", "rich", "sqlalchemy"} <= names
-    assert names.isdisjoint({"torch", "triton", "streamlit"})
+    assert names.isdisjoint({"torch", "triton", "streamlit", "vl-convert-python"})
+    assert (tmp_path / "calls").read_text().count("-m pip install") == 2
+    for name in ("comment.yml", "nightly.yml"):
+        assert "sh .github/install-reader.sh" in scripts(name)
