@@ -20,7 +20,7 @@ from engine.kernels.op import Binary, Kernel
 from engine.kernels.operands import COPY_BYTES, is_copyable, room
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -113,10 +113,17 @@ def run(problem: Problem) -> None:
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream(device)
         cut = cut_of(problem, arch_of(device))
-        params = _params(problem, cut)
-        loaded = _kernels(device, cut, problem.inner)
-        for kernel, launch in zip(loaded, launches(problem, cut), strict=True):
-            kernel.launch(params, launch, stream)
+        queue(problem, cut, _kernels(device, cut, problem.inner), stream)
+
+
+def queue(
+    problem: Problem, cut: Cut, kernels: Sequence[CudaKernel], stream: torch.cuda.Stream
+) -> None:
+    """Queue the launches on memory that is held until the last one is queued."""
+    memory = room(problem.workspace, sum(_sizes(problem, cut)), problem.x.device, is_aligned=True)
+    params = _params(problem, cut, memory)
+    for kernel, launch in zip(kernels, launches(problem, cut), strict=True):
+        kernel.launch(params, launch, stream)
 
 
 def check(problem: Problem) -> None:
@@ -256,16 +263,15 @@ def _kernels(device: torch.device, cut: Cut, inner: int) -> tuple[CudaKernel, ..
     )
 
 
-def _params(problem: Problem, cut: Cut) -> Params:
-    sizes = _sizes(problem, cut)
-    flat = room(problem.workspace, sum(sizes), problem.x.device, is_aligned=True)
+def _params(problem: Problem, cut: Cut, memory: Tensor) -> Params:
+    """Return addresses, which hold no tensor: the caller keeps `memory`."""
     ids, weights = problem.expert_ids, problem.expert_weights
     stored = [projection for _, projection in _projections(problem)]
     return Params(
         *(one.data_ptr() for one in (problem.x, ids, weights)),
         *(one.values.data_ptr() for one in stored),
         *(_scale(one).data_ptr() for one in stored),
-        *(part.data_ptr() for part in torch.split(flat, list(sizes))),
+        *(part.data_ptr() for part in torch.split(memory, list(_sizes(problem, cut)))),
         problem.out.data_ptr(),
         problem.x.stride(0), *ids.stride(), *weights.stride(), problem.out.stride(0),
         *(step for one in stored for step in (*one.values.stride()[:2], *_scale(one).stride()[:2])),
