@@ -20,18 +20,16 @@ import torch
 from torch import Tensor
 
 from engine.batch import Snapshot, StepBatch, StepResult
-from engine.budget import CostTable, allot
+from engine.budget import Budget, CostTable
 from engine.config import DrafterConfig, EngineConfig
 from engine.cost import check_costs, most_nodes, pool_pages
 from engine.device import upload
-from engine.device_trees import DeviceTrees, check_tree_backend, num_nodes
+from engine.device_trees import DeviceTrees, num_nodes, tree_runner
 from engine.draft_graphs import draft_runner
 from engine.draft_tree import (
     Acceptance,
     DraftTree,
     accept_batch,
-    build_draft_trees,
-    chain_trees,
     root_tree,
 )
 from engine.drafter import DraftModel, TapRows, check_pair
@@ -84,7 +82,7 @@ class Engine:
     ) -> None:
         self.backends = Backends.of(config)
         _check_parts(target, drafter, config)
-        check_tree_backend(config)
+        self._trees = tree_runner(config, target.device)
         check_costs(target, drafter, config, cost_table)
         self.target = target
         self.drafter = None if config.mode == "ar" else drafter
@@ -95,6 +93,7 @@ class Engine:
         self.observer = observer
         self.page_fill = page_fill
         self.cost_table = cost_table
+        self.budget = Budget(config, cost_table)
         self.cache: LatentCache | None = None  # made by the first prefill, shared by all batches
         self._num_seqs = 0  # begun so far; the cache knows sequences by this number
 
@@ -198,26 +197,24 @@ class Engine:
         if draft_logits is None:
             return [root_tree(root) for root in roots]
         self._check_draft(draft_logits, len(roots))
-        if self.config.tree_backend != "host":
-            return DeviceTrees.build(batch, draft_logits, self.most_nodes(len(roots)), self.config)
-        build_trees = chain_trees if self.config.mode == "dflash" else build_draft_trees
-        trees = build_trees(draft_logits, roots, self.most_nodes(len(roots)))
-        mean = sum(sequence.committed_length for sequence in batch.sequences) / len(trees)
-        config = self.config
-        return allot(trees, config.budget_policy, config.node_budget, self.cost_table, mean)
+        if self._trees is not None:
+            return self._trees.build(batch, draft_logits, self.most_nodes(len(roots)))
+        mean = sum(sequence.committed_length for sequence in batch.sequences) / len(roots)
+        return self.budget.build(draft_logits, roots, self.most_nodes(len(roots)), mean)
 
     @stage
     def verify(self, batch: StepBatch, trees: Sequence[DraftTree]) -> Verified:
         """Run the target over all trees and choose its token after every node."""
         rows = self._plan(batch, trees)
-        seeds = rows.repeat([sequence.seed for sequence in batch.sequences])
-        passed = self._run_pass(rows, Choice(batch.sampling, seeds))
+        seeds = [sequence.seed for sequence in batch.sequences]
+        choice = Choice(batch.sampling, None if batch.sampling.is_greedy else rows.repeat(seeds))
+        passed = self._run_pass(rows, choice)
         return Verified(
             target_tokens=rows.attention.pad(passed.tokens),
             log_probs=rows.attention.pad(passed.log_probs),
             taps=passed.taps,
             offsets=rows.offsets,
-            slots=rows.attention.slots,
+            slots=passed.slots,
         )
 
     @stage
@@ -225,10 +222,11 @@ class Engine:
         self, batch: StepBatch, trees: Sequence[DraftTree], verified: Verified
     ) -> tuple[tuple[int, ...], ...]:
         """Keep what the target agreed with: tokens, cache rows and taps of each sequence."""
-        if isinstance(trees, DeviceTrees):
-            return trees.commit(batch, verified)
+        if self._trees is not None and isinstance(trees, DeviceTrees):
+            return self._trees.commit(batch, trees, verified)
         said = verified.to_host(trees)
         accepted = accept_batch(trees, said.target_tokens)
+        self.budget.tell(trees, accepted)
         log_probs = said.log_probs.tolist()
         appended, tap_rows = [], []
         for n, (sequence, acceptance) in enumerate(zip(batch.sequences, accepted, strict=True)):

@@ -4,7 +4,8 @@
 
     bucket    number of trees, rows of a tree, width of the page table, storage of the rows, and how
               tokens are chosen
-    buffers   token ids, positions, slots, page table, lengths, ancestor words, tree sizes, seeds
+    buffers   token ids, positions, slots, page table, lengths, ancestor words, tree sizes, and
+              seeds where tokens are drawn
     a pass    the buffers of its bucket are overwritten whole; what was captured over them runs
 
 A tree that is smaller than its bucket is filled up with children of its root that nobody walks to,
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.config import EngineConfig
+from engine.device import upload, upload_into
 from engine.draft_tree import DraftTree
 from engine.errors import ConfigError
 from engine.sampling import Sampling, chosen_log_probs, tokens_or_none
@@ -41,6 +43,7 @@ class Passed:
     tokens: Tensor  # [M] int64, what the target says after each row, `NO_TOKEN` if nothing
     log_probs: Tensor  # [M], of those tokens
     taps: Tensor  # [M, num_taps * hidden]
+    slots: Tensor  # [M] int64, where each row was written
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +51,7 @@ class Choice:
     """How the token after each row of a pass is chosen."""
 
     sampling: Sampling
-    seeds: Tensor  # [M] int64
+    seeds: Tensor | None = None  # [M] int64; greedy needs none
 
 
 class RunPass(Protocol):
@@ -87,7 +90,9 @@ def pass_runner(target: Target, tap_ids: Sequence[int], config: EngineConfig) ->
     return BucketPass(plain, capture_for(config, target.device))
 
 
-def capture_for(config: EngineConfig, device: torch.device) -> Capture:
+def capture_for(
+    config: EngineConfig, device: torch.device, *, warm_up_passes: int = WARM_UP_PASSES
+) -> Capture:
     """Return how an engine that keeps buffers runs what stands over them.
 
     Raises
@@ -102,7 +107,12 @@ def capture_for(config: EngineConfig, device: torch.device) -> Capture:
             f"graphs: expected off or buffers for a target on {device.type}, got 'cuda' (only "
             "CUDA devices capture)"
         )
-    return CudaCapture(device)
+    return CudaCapture(device, warm_up_passes)
+
+
+def address(tensor: Tensor) -> Hashable:
+    """Return what two tensors have in common that are the same memory seen alike."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 class Kept(Generic[T]):
@@ -136,8 +146,10 @@ class PlainPass:
         if isinstance(self.target, Steered):
             self.target.steer(logits, rows.positions)
         positions = rows.positions + 1  # of the token chosen after each row
-        tokens = tokens_or_none(logits, positions, choice.seeds, choice.sampling)
-        return Passed(tokens, chosen_log_probs(logits, tokens.clamp(min=0)), passed.taps)
+        seeds = 0 if choice.seeds is None else choice.seeds
+        tokens = tokens_or_none(logits, positions, seeds, choice.sampling)
+        log_probs = chosen_log_probs(logits, tokens.clamp(min=0))
+        return Passed(tokens, log_probs, passed.taps, rows.attention.slots)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,7 +210,8 @@ class BucketPass:
                 plan, **{name: getattr(plan, name).clone() for name in _PLAN_BUFFERS}
             ),
         )
-        chosen = replace(choice, seeds=choice.seeds.clone())
+        seeds = None if choice.seeds is None else choice.seeds.clone()
+        chosen = replace(choice, seeds=seeds)
         return Bucket(held, chosen, self._capture(lambda: self._run(held, chosen)))
 
 
@@ -207,21 +220,58 @@ def repeated(run: Callable[[], T]) -> Callable[[], T]:
     return run
 
 
+class Recurring:
+    """Runs what comes again over the same memory: launched the first time, then captured.
+
+    So a run may change what it reads, and what comes once is never captured. A key must tell apart
+    all in which runs differ but what their memory holds: the address of everything that is read or
+    written, and whatever the host knows.
+    """
+
+    def __init__(self, capture: Capture | None) -> None:
+        self._capture = capture
+        self._kept: Kept[list[Callable[[], Any]]] = Kept(MOST_BUCKETS)
+        self._places: dict[Hashable, Tensor] = {}
+
+    def place(self, name: str, values: Tensor, device: torch.device) -> Tensor:
+        """Bring numbers of the host up, to where those of their name and shape always lie."""
+        if self._capture is None:
+            return upload(values, device)
+        held = self._places.get((name, values.shape))
+        if held is None:
+            held = self._places[name, values.shape] = torch.empty_like(values, device=device)
+        upload_into(held, values)
+        return held
+
+    def __call__(self, key: Hashable, run: Callable[[], T]) -> T:
+        """Run it, or what was captured under its key."""
+        if self._capture is None:
+            return run()
+        captured, was_there = self._kept.get(key, list)
+        if not was_there:
+            return run()
+        if not captured:
+            captured.append(self._capture(run))
+        given: T = captured[0]()
+        return given
+
+
 class CudaCapture:
     """Captures runs of one kind in CUDA graphs that share their memory: one runs at a time."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, warm_up_passes: int = WARM_UP_PASSES) -> None:
         self._device = device
+        self._warm_up_passes = warm_up_passes
         self._pool: Any = None  # torch's handle of it, once there is one
 
     def __call__(self, run: Callable[[], T]) -> Callable[[], T]:
-        """Run it outside a graph first, which compiles, then capture it."""
+        """Run it outside a graph first, which compiles, unless that was done; then capture it."""
         with torch.cuda.device(self._device):
             aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             main = torch.cuda.current_stream()
             aside.wait_stream(main)
             with torch.cuda.stream(aside):
-                for _ in range(WARM_UP_PASSES):
+                for _ in range(self._warm_up_passes):
                     run()
             main.wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
@@ -239,7 +289,8 @@ class CudaCapture:
 def buffers(rows: PassRows, choice: Choice) -> list[Tensor]:
     """Return the tensors in which passes of one bucket differ."""
     of_rows = [getattr(rows, name) for name in _ROW_BUFFERS]
-    return [*of_rows, *(getattr(rows.attention, name) for name in _PLAN_BUFFERS), choice.seeds]
+    of_choice = [] if choice.seeds is None else [choice.seeds]
+    return [*of_rows, *(getattr(rows.attention, name) for name in _PLAN_BUFFERS), *of_choice]
 
 
 def bucket_key(rows: PassRows, choice: Choice) -> Hashable:

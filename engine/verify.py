@@ -151,8 +151,9 @@ def plan_pass(
     device = cache.pages.device
     tokens = torch.cat([tree.token_ids for tree in trees])
     positions = torch.cat([n + tree.depths for n, tree in zip(lengths, trees, strict=True)])
-    rows = upload_all((tokens, positions.long(), _stack_bits(trees)), device)
-    tree_rows = TreeRows(*rows, sizes)
+    host = (tokens, positions.long(), _stack_bits(trees))
+    tokens, positions, bits = upload_all(host, device)
+    tree_rows = TreeRows(tokens, positions, bits, sizes)
     return lay_out(cache, seqs, tree_rows, backends, scratch=scratch, widens_table=widens_table)
 
 

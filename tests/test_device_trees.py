@@ -15,6 +15,7 @@ from engine.decoder import Engine
 from engine.device_trees import DeviceTrees
 from engine.draft_tree import accept
 from engine.errors import BackendError, ConfigError, ShapeError
+from engine.pass_graphs import Recurring
 from engine.presets import preset
 from engine.sampling import GREEDY, Sampling
 from tests.attention_runs import ON_GPU
@@ -28,6 +29,8 @@ from tests.nano import (
     planted,
     prompt,
 )
+from tests.test_pass_graphs import both as both_kept
+from tests.test_pass_graphs import poison
 
 PROMPTS = [prompt(n, seed=n) for n in (33, 1, 18)]
 
@@ -104,6 +107,32 @@ def test_generations_end_and_leave_nothing_behind(layout):
         assert_is_the_targets_own(generation, text)
     assert max(generations[0].commit_lengths) > 1
     assert_nobody_holds_a_page(engine)
+
+
+@pytest.mark.parametrize("name", ["roots", "targets"])
+def test_numbers_that_a_replay_kept_would_be_seen(name, monkeypatch):
+    """What the host knows of a build or a commit is brought to its place for every one of them."""
+    bring = Recurring.place
+
+    def place(recurring, own_name, values, device):
+        is_kept = own_name == name and (name, values.shape) in recurring._places
+        if is_kept:
+            return recurring._places[name, values.shape]
+        return bring(recurring, own_name, values, device)
+
+    plain, kept = both_kept(planted(PROMPTS, 4), tree_backend="reference", cache_layout="hybrid")
+    batches = [engine.prefill(PROMPTS) for engine in (plain, kept)]
+    for engine, batch in zip((plain, kept), batches, strict=True):
+        for _ in range(3):  # launched, captured, replayed
+            engine.step(batch)
+    assert [one.token_ids for one in batches[1].sequences] == [
+        one.token_ids for one in batches[0].sequences
+    ]
+    poison(kept)
+    monkeypatch.setattr(Recurring, "place", place)
+
+    with pytest.raises((IndexError, RuntimeError)):
+        kept.step(batches[1])
 
 
 def test_whoever_looks_at_a_tree_sees_the_hosts():

@@ -51,17 +51,26 @@ def poison(engine):
     for bucket in engine._run_draft.buckets.values():
         bucket.numbers.fill_(IMPOSSIBLE)
         bucket.inputs.taps.fill_(torch.nan)
+    for held in places(engine):
+        held.fill_(IMPOSSIBLE)
+
+
+def places(engine):
+    """Where numbers of the host lie that trees on the device are built and committed by."""
+    recurring = [] if engine._trees is None else [engine._trees._builds, engine._trees._commits]
+    return [held for one in recurring for held in one._places.values()]
 
 
 def in_fixed_outputs(run):
     """Give every run's results in the tensors of the first, as a graph does."""
-    kept = run()
+    kept = []
 
     def again():
         given = run()
-        for field in fields(kept):
-            getattr(kept, field.name).copy_(getattr(given, field.name))
-        return kept
+        kept[:] = kept or [given]
+        for field in fields(given):
+            getattr(kept[0], field.name).copy_(getattr(given, field.name))
+        return kept[0]
 
     return again
 
@@ -73,13 +82,16 @@ def both(drafter=MODELS.drafter, **config):
     kept._run_pass = BucketPass(kept._run_pass._run, in_fixed_outputs)
     if kept.drafter is not None:
         kept._run_draft._capture = in_fixed_outputs
+    if kept._trees is not None:
+        kept._trees._builds._capture = kept._trees._commits._capture = in_fixed_outputs
     return plain, kept
 
 
 @pytest.mark.parametrize("layout", ["paged", "hybrid"])
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_steps_in_poisoned_buffers_equal_steps_without_any(page_size, layout):
-    plain, kept = both(page_size=page_size, cache_layout=layout)
+    trees = "reference" if page_size in {1, 64} else "host"
+    plain, kept = both(page_size=page_size, cache_layout=layout, tree_backend=trees)
     batches = [engine.prefill(PROMPTS, sampling=Sampling(1.0), seed=3) for engine in (plain, kept)]
 
     for _ in range(6):

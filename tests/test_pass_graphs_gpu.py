@@ -13,6 +13,7 @@ from engine.planted import begin_planted
 from engine.presets import Preset, Rank, preset, random_drafter, random_rank, random_target
 from tests.attention_runs import ON_GPU
 from tests.ranks import SMALL
+from tests.test_pass_graphs import places
 
 pytestmark = ON_GPU
 LAYOUTS = [{"page_size": 1}, {"page_size": 64, "cache_layout": "hybrid"}]
@@ -26,6 +27,8 @@ def poison(engine):
     for bucket in engine._run_draft.buckets.values():
         bucket.numbers.zero_()
         bucket.inputs.taps.fill_(torch.nan)
+    for held in places(engine):
+        held.zero_()
 
 
 def models_of(name):
@@ -47,12 +50,15 @@ def random_prompt(length, vocab_size, seed):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["paged", "hybrid"])
-@pytest.mark.parametrize("name", ["nano", "tiny", "rank"])
-def test_graphs_replay_what_is_launched(name, layout):
+@pytest.mark.parametrize(
+    ("name", "trees"),
+    [("nano", "cuda"), ("tiny", "host"), ("tiny", "cuda"), ("rank", "host"), ("rank", "cuda")],
+)
+def test_graphs_replay_what_is_launched(name, layout, trees):
     models = models_of(name)
     config = EngineConfig(
         **layout, node_budget=9, max_context=400, attention_backend="triton_split",
-        moe_backend="triton",
+        moe_backend="triton", tree_backend=trees,
     )  # fmt: skip
     engines = [
         Engine(models.target, models.drafter, replace(config, graphs=graphs), page_fill=torch.nan)
