@@ -138,10 +138,8 @@ class Row:
     promised: dict[str, float]  # commit lengths, by the drafter's probabilities
     num_nodes: dict[str, float]  # of a step, mean
     stages_s: dict[str, dict[str, float]]
-    draft_cost_s: float  # of the table that the adaptive budget weighs by
-    build_cost_s: float
-    verify_costs_s: dict[int, float]  # of each bucket of rows
-    commit_costs_s: dict[int, float]
+    costs_s: dict[int, float]  # of a step, by bucket of rows: what the adaptive budget weighs by
+    odds: tuple[float, ...]  # what it learnt in the end: accepted of a promised token, by place
 
     def token_s(self, name: str) -> float:
         """The median of a budget."""
@@ -181,14 +179,10 @@ class Row:
                 f"of {self.promised[name]:5.2f}  "
                 f"nodes {self.num_nodes[name]:5.1f}  {stages} ms"
             )
-        costs = "  ".join(
-            f"{n} {1e3 * cost_s:.3f} + {1e3 * self.commit_costs_s[n]:.3f}"
-            for n, cost_s in self.verify_costs_s.items()
-        )
-        yield (
-            f"  weighed by ms: draft {1e3 * self.draft_cost_s:.3f}, build "
-            f"{1e3 * self.build_cost_s:.3f}, verify + commit by rows {costs}"
-        )
+        costs = "  ".join(f"{n} {1e3 * cost_s:.3f}" for n, cost_s in self.costs_s.items())
+        odds = " ".join(f"{ratio:.2f}" for ratio in self.odds)
+        yield f"  weighed by ms of a step, by rows: {costs}"
+        yield f"  accepted of a promised token, by place of a node (1, 2, to 4, to 8, ...): {odds}"
 
 
 def _quartiles(values: Sequence[float]) -> tuple[float, float]:
@@ -230,10 +224,8 @@ def race(
         },
         promised={name: promised for name, (_, promised) in observed.items()},
         stages_s={name: stages_s for name, (stages_s, _) in observed.items()},
-        draft_cost_s=table.draft_seconds[0],
-        build_cost_s=table.build_seconds[0],
-        verify_costs_s=dict(zip(table.num_rows, table.verify_seconds[0], strict=True)),
-        commit_costs_s=dict(zip(table.num_rows, table.commit_seconds[0], strict=True)),
+        costs_s=dict(zip(table.num_rows, table.step_seconds[0], strict=True)),
+        odds=tuple(racers[ADAPTIVE].engine.budget.odds.ratios()[: 1 + max(budgets).bit_length()]),
     )
 
 

@@ -2,29 +2,43 @@
 
 A node is worth the tokens it is expected to commit and costs the seconds by which it lengthens
 the step. With a cost table measured on the machine, the adaptive policy takes the number of nodes
-that promises the most tokens per second. A step runs as fast as the bucket of rows that it is
-padded to, so cost is a staircase: it is not convex, and the first drop is not the end. Trees are
-built whole and then cut: drafting and building cost a step the same whatever is chosen, but they
-count, since a step that costs more anyway has to commit more.
+that promises the most tokens per second:
+
+::
+
+    cost     of a whole step, by the bucket of rows that it is padded to. Measured times are taken
+             as they are: a staircase is not convex, and a bucket whose larger neighbour costs less
+             is never the best. So the first drop is not the end: all buckets are compared.
+    worth    the drafter's probability of a node, times how often nodes at its place in the order
+             of choice were accepted for what they had promised (`Odds`). No target's logit is
+             looked at before the tree is fixed, so what is sampled stays the target's own.
+    growth   nodes are found one after the other, and no more of them once those behind, each as
+             likely as the last one at most, could not pay in any bucket.
+
 Source: arXiv 2606.01813 (CaDDTree). Differs: bucket ends instead of every number of nodes, all of
-them compared, one pool for all sequences. This module measures nothing.
+them compared, one pool for all sequences, promises held against outcomes. This module measures
+nothing: it has no clock, so equal steps choose equal trees.
 """
 
 import dataclasses
 import json
 import math
+import sys
 from bisect import bisect, bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import TypeVar
 
-from engine.config import BUDGET_POLICIES, MAX_NODE_BUDGET, MAX_NUMBER, MAX_SIZE
-from engine.draft_tree import DraftTree
-from engine.errors import ConfigError
-from engine.node_pool import pool_nodes, share_nodes
+from torch import Tensor
 
-FORMAT = "cost-table/2"  # of the JSON
+from engine.config import MAX_NODE_BUDGET, MAX_NUMBER, MAX_SIZE, EngineConfig
+from engine.draft_tree import Acceptance, DraftTree, build_draft_trees, chain_trees
+from engine.errors import ConfigError
+from engine.node_pool import Odds, merged, share_nodes, tree_searches
+
+FORMAT = "cost-table/3"  # of the JSON
+MIN_SECONDS = sys.float_info.min
 _T = TypeVar("_T")
 
 
@@ -57,11 +71,10 @@ _ORIGIN_TYPES = {"page_size": int}
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Measured seconds of a step's stages by rows verified and by committed tokens of a sequence.
+    """Measured seconds of a whole step by rows verified and by committed tokens of a sequence.
 
-    More rows and more context never cost less: measured times are made ascending in rows by least
-    squares, then in context by the running maximum, and are kept so. A commit is one of the root
-    alone: what each further token of a path costs is not told apart.
+    More context never costs less: measured times become the running maximum in it. Rows keep
+    what was measured, less of it for more rows too.
 
     Parameters
     ----------
@@ -69,78 +82,60 @@ class CostTable:
         Rows of the verify pass, all trees with their roots, at the end of each bucket.
     context_tokens : ascending
         Committed tokens of each sequence.
-    draft_seconds, build_seconds : one value for each context
-        Building is that of the largest trees, before they are cut.
-    verify_seconds, commit_seconds : one row for each context, one value for each bucket
+    step_seconds : one row for each context, one value for each bucket
+        Of one sequence.
+    sequence_seconds : one value for each context
+        What every further sequence adds, whatever its rows.
     origin : CostOrigin
 
     Raises
     ------
     ConfigError
-        A grid is not ascending, lengths do not fit, a time is not finite and positive, or the
-        shortest context is too long to tell what less than it costs.
+        A grid is not ascending, lengths do not fit, a time is not finite, or none but that of a
+        further sequence, or the shortest context is too long to tell what less than it costs.
     """
 
     num_rows: tuple[int, ...]
     context_tokens: tuple[int, ...]
-    draft_seconds: tuple[float, ...]
-    build_seconds: tuple[float, ...]
-    verify_seconds: tuple[tuple[float, ...], ...]
-    commit_seconds: tuple[tuple[float, ...], ...]
+    step_seconds: tuple[tuple[float, ...], ...]
+    sequence_seconds: tuple[float, ...]
     origin: CostOrigin
 
     def __post_init__(self) -> None:
         _check_grid("num_rows", self.num_rows, least=1)
         _check_grid("context_tokens", self.context_tokens, least=0)
-        for name in _BY_CONTEXT:
-            columns = [self._checked(name)]
-            object.__setattr__(self, name, self._by_context(name, columns)[0])
-        for name in _BY_ROWS:
-            rows = [_ascending(times) for times in self._checked_rows(name)]
-            columns = self._by_context(name, list(zip(*rows, strict=True)))
-            object.__setattr__(self, name, tuple(zip(*columns, strict=True)))
-
-    def step_times_s(self, context_tokens: float) -> list[float]:
-        """Return the seconds of a step for each bucket, all stages, linear in context."""
-        left, share = _place(self.context_tokens, context_tokens)
-        times = self._at(left)
-        if not share:
-            return times
-        return [
-            low + share * (high - low) for low, high in zip(times, self._at(left + 1), strict=True)
-        ]
-
-    def _at(self, point: int) -> list[float]:
-        """Return the seconds of a step for each bucket at a point of the context grid."""
-        same_s = self.draft_seconds[point] + self.build_seconds[point]
-        by_rows = zip(self.verify_seconds[point], self.commit_seconds[point], strict=True)
-        return [same_s + verify_s + commit_s for verify_s, commit_s in by_rows]
-
-    def _checked(self, name: str) -> tuple[float, ...]:
-        times: tuple[float, ...] = getattr(self, name)
-        _check_length(name, times, len(self.context_tokens))
-        _check_times(name, times)
-        return times
-
-    def _checked_rows(self, name: str) -> tuple[tuple[float, ...], ...]:
-        rows: tuple[tuple[float, ...], ...] = getattr(self, name)
-        _check_length(name, rows, len(self.context_tokens))
-        for times in rows:
-            _check_length(f"{name} of a context", times, len(self.num_rows))
-            _check_times(name, times)
-        return rows
-
-    def _by_context(self, name: str, columns: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
-        """Make each column ascending by context; refuse a negative draft or verify time."""
-        ascending = [tuple(accumulate(times, max)) for times in columns]
+        for name in ("step_seconds", "sequence_seconds"):
+            _check_length(name, getattr(self, name), len(self.context_tokens))
+        for times in self.step_seconds:
+            _check_length("step_seconds of a context", times, len(self.num_rows))
+            _check_times("step_seconds", times)
+        _check_times("sequence_seconds", self.sequence_seconds, least=0.0)
+        by_rows = [tuple(accumulate(times, max)) for times in zip(*self.step_seconds, strict=True)]
         left, share = _place(self.context_tokens, 0)
-        for times in ascending if name in _LONG else ():
+        for times in by_rows:
             if share and times[left] + share * (times[left + 1] - times[left]) <= 0.0:
                 raise ConfigError(
                     f"context_tokens: expected a shorter one than {self.context_tokens[0]}, got "
                     f"{times[0]} s there and {times[1]} s at the next (less than no time at 0)"
                 )
-        return ascending
+        object.__setattr__(self, "step_seconds", tuple(zip(*by_rows, strict=True)))
+        object.__setattr__(self, "sequence_seconds", tuple(accumulate(self.sequence_seconds, max)))
+
+    def step_times_s(self, num_seqs: int, context_tokens: float) -> list[float]:
+        """Return the seconds of a step for each bucket, linear in context."""
+        left, share = _place(self.context_tokens, context_tokens)
+        times = self._at(left, num_seqs)
+        if not share:
+            return times
+        return [
+            low + share * (high - low)
+            for low, high in zip(times, self._at(left + 1, num_seqs), strict=True)
+        ]
+
+    def _at(self, point: int, num_seqs: int) -> list[float]:
+        """Return the seconds of a step for each bucket at a point of the context grid."""
+        others_s = (num_seqs - 1) * self.sequence_seconds[point]
+        return [time_s + others_s for time_s in self.step_seconds[point]]
 
     def check_origin(self, origin: CostOrigin) -> None:
         """Refuse another origin than the table's with a `ConfigError` that names what differs."""
@@ -179,28 +174,20 @@ class CostTable:
         _check_names("cost table", record, {"format", *names})
         origin = record["origin"]
         _check_names("origin", origin, {field.name for field in dataclasses.fields(CostOrigin)})
-        by_rows = {
-            name: tuple(_list(f"{name} of a context", row) for row in _list(name, record[name]))
-            for name in _BY_ROWS
-        }
         return cls(
             num_rows=_list("num_rows", record["num_rows"]),
             context_tokens=_list("context_tokens", record["context_tokens"]),
-            draft_seconds=_list("draft_seconds", record["draft_seconds"]),
-            build_seconds=_list("build_seconds", record["build_seconds"]),
-            verify_seconds=by_rows["verify_seconds"],
-            commit_seconds=by_rows["commit_seconds"],
+            step_seconds=tuple(
+                _list("step_seconds of a context", row)
+                for row in _list("step_seconds", record["step_seconds"])
+            ),
+            sequence_seconds=_list("sequence_seconds", record["sequence_seconds"]),
             origin=CostOrigin(**origin),
         )
 
 
-_LONG = ("draft_seconds", "verify_seconds")  # the others are noise beside them
-_BY_CONTEXT = ("draft_seconds", "build_seconds")
-_BY_ROWS = ("verify_seconds", "commit_seconds")
-
-
 def tree_budget(policy: str, node_budget: int, num_seqs: int) -> int:
-    """Return how many nodes each tree needs for `allot` to choose from, root excluded.
+    """Return how many nodes each tree may have, root excluded.
 
     Where sequences share, one of them may get what all would have got together.
     """
@@ -209,72 +196,113 @@ def tree_budget(policy: str, node_budget: int, num_seqs: int) -> int:
     return min(MAX_NODE_BUDGET, node_budget * num_seqs)
 
 
-def allot(
-    trees: Sequence[DraftTree],
-    policy: str,
-    node_budget: int,
-    table: CostTable | None,
-    context_tokens: float,
-) -> list[DraftTree]:
-    """Cut the trees of a batch to the nodes that the policy pays for, in the order of `trees`.
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Builds the trees of a batch under an engine's policy, and learns from what became of them.
 
     Parameters
     ----------
-    trees : sequence of DraftTree
-        Of at least `tree_budget(...)` nodes each, or of all there are.
-    policy : "fixed", "shared" or "adaptive"
-        As in `EngineConfig`.
-    node_budget : int
-        Draft nodes for each sequence; for all of them together, as many times that.
+    config : EngineConfig
     table : CostTable, optional
         What "adaptive" weighs; the other policies do not look at it.
+    """
+
+    config: EngineConfig
+    table: CostTable | None
+    odds: Odds = dataclasses.field(default_factory=Odds)
+
+    def build(
+        self, draft_logits: Tensor, roots: Sequence[int], most: int, context_tokens: float
+    ) -> list[DraftTree]:
+        """Return one tree for each row of logits [N, horizon, V].
+
+        Parameters
+        ----------
+        most : int
+            As `tree_budget` says, or the drafter's horizon where trees are chains.
+        context_tokens : float
+            Mean of the sequences' committed tokens.
+
+        Raises
+        ------
+        ConfigError
+            The policy is "adaptive" and the table has no bucket for the roots alone.
+        """
+        config, is_chain = self.config, self.config.mode == "dflash"
+        node_budget = config.node_budget
+        if config.budget_policy == "adaptive" and self.table is not None:
+            searches = tree_searches(draft_logits, roots, most, is_chain=is_chain)
+            in_all = node_budget * len(roots)
+            pool, weighed = merged(searches), (self.table, self.odds, context_tokens)
+            counts = choose_nodes(pool, len(roots), in_all, *weighed)
+            return [search.tree(n) for search, n in zip(searches, counts, strict=True)]
+        build_trees = chain_trees if is_chain else build_draft_trees
+        trees = build_trees(draft_logits, roots, most)
+        if config.budget_policy == "shared":
+            return share_nodes(trees, node_budget * len(trees))
+        return trees
+
+    def tell(self, trees: Sequence[DraftTree], outcomes: Sequence[Acceptance]) -> None:
+        """Learn what the target accepted of trees, where that is of any use."""
+        if self.config.budget_policy == "adaptive":
+            self.odds.tell(trees, outcomes)
+
+
+def choose_nodes(
+    pool: Iterator[tuple[float, int]],
+    num_seqs: int,
+    most: int,
+    table: CostTable,
+    odds: Odds,
+    context_tokens: float,
+) -> list[int]:
+    """Return how many nodes of each sequence promise together the most tokens per second.
+
+    With n nodes a step commits `num_seqs` tokens and what the n are worth, in the time of its
+    bucket. Compared are the ends of all buckets and of the pool; within a bucket more nodes cost
+    nothing. Equal rates go to fewer nodes.
+
+    Parameters
+    ----------
+    pool : iterator of (path log-prob, index of a sequence)
+        Nodes as `merged` finds them: no more are taken than may pay.
+    num_seqs : int
+        Trees, each of which has a root to verify.
+    most : int
+        Nodes of all trees.
+    table, odds
+        What is weighed.
     context_tokens : float
         Mean of the sequences' committed tokens.
 
     Raises
     ------
     ConfigError
-        The policy is unknown, or it is "adaptive" and the table is missing or too small.
-    """
-    if policy == "fixed":
-        return [tree.prefix(min(node_budget, tree.num_nodes)) for tree in trees]
-    if policy == "shared":
-        return share_nodes(trees, node_budget * len(trees))
-    if policy != "adaptive":
-        raise ConfigError(
-            f"budget_policy: expected one of {', '.join(BUDGET_POLICIES)}, got {policy!r} "
-            "(no silent fall-back)"
-        )
-    if table is None:
-        raise ConfigError("cost table: expected one, got none (what an adaptive budget weighs)")
-    pool = pool_nodes(trees, node_budget * len(trees))
-    gains = [math.exp(weight) for weight in pool.path_log_probs]
-    return pool.take(choose_num_nodes(gains, len(trees), table, context_tokens))
-
-
-def choose_num_nodes(
-    gains: Sequence[float], num_seqs: int, table: CostTable, context_tokens: float
-) -> int:
-    """Return the number of nodes, all trees together, that promises the most tokens per second.
-
-    With n nodes a step commits `num_seqs + sum(gains[:n])` tokens in the time of its draft and
-    build and of a verify pass and a commit of `num_seqs + n` rows. Compared are the ends of all
-    buckets and of the list; within a bucket more nodes cost nothing. Equal rates go to fewer nodes.
-
-    Parameters
-    ----------
-    gains : descending
-        Path probabilities of the pooled nodes: the tokens each is expected to commit.
-    num_seqs : int
-        Trees, each of which has a root to verify.
-    table, context_tokens
-        As in `allot`.
-
-    Raises
-    ------
-    ConfigError
         The table has no bucket for the roots alone.
     """
+    ends = _ends(table, num_seqs, most, context_tokens)
+    ratios, counts = odds.ratios(), [0] * num_seqs
+    best, best_rate, tokens, last, num_nodes = list(counts), 0.0, float(num_seqs), 1.0, 0
+    for index, (end, time_s) in enumerate(ends):
+        largest = last * max(ratios[min(counts).bit_length() :])  # that a node behind is worth
+        if all(tokens + (n - num_nodes) * largest <= best_rate * s for n, s in ends[index:]):
+            break
+        for log_prob, owner in islice(pool, end - num_nodes):
+            last = math.exp(log_prob)
+            tokens += last * ratios[counts[owner].bit_length()]
+            counts[owner] += 1
+        num_nodes = sum(counts)
+        if (rate := tokens / time_s) > best_rate:  # so the first of equals
+            best, best_rate = list(counts), rate
+        if num_nodes < end:
+            break
+    return best
+
+
+def _ends(
+    table: CostTable, num_seqs: int, most: int, context_tokens: float
+) -> list[tuple[int, float]]:
+    """Return the nodes that each bucket has room for, up to `most`, and the seconds of a step."""
     num_rows = table.num_rows
     first = bisect_left(num_rows, num_seqs)
     if first == len(num_rows):
@@ -282,30 +310,9 @@ def choose_num_nodes(
             f"num_rows: expected at most {num_rows[-1]}, got {num_seqs} (the largest bucket of "
             "the cost table)"
         )
-    most = min(len(gains), num_rows[-1] - num_seqs)
-    tokens = list(accumulate(gains[:most], initial=float(num_seqs)))
-    best, best_rate = 0, 0.0
-    for rows, time_s in zip(
-        num_rows[first:], table.step_times_s(context_tokens)[first:], strict=True
-    ):
-        num_nodes = min(rows - num_seqs, most)
-        if (rate := tokens[num_nodes] / time_s) > best_rate:  # so the first of equals
-            best, best_rate = num_nodes, rate
-        if num_nodes == most:
-            break
-    return best
-
-
-def _ascending(times: Sequence[float]) -> tuple[float, ...]:
-    """Return the ascending values nearest to `times` in least squares: what descends is pooled."""
-    levels: list[tuple[float, int]] = []  # mean and number of the values pooled
-    for time in times:
-        mean, size = time, 1
-        while levels and levels[-1][0] > mean:
-            before, count = levels.pop()
-            mean, size = (before * count + mean * size) / (count + size), count + size
-        levels.append((mean, size))
-    return tuple(mean for mean, size in levels for _ in range(size))
+    last = min(bisect_left(num_rows, num_seqs + most), len(num_rows) - 1)
+    times_s = table.step_times_s(num_seqs, context_tokens)
+    return [(min(num_rows[at] - num_seqs, most), times_s[at]) for at in range(first, last + 1)]
 
 
 def _place(grid: Sequence[int], at: float) -> tuple[int, float]:
@@ -334,10 +341,11 @@ def _check_length(name: str, values: Sequence[object], length: int) -> None:
         )
 
 
-def _check_times(name: str, times: Sequence[float]) -> None:
+def _check_times(name: str, times: Sequence[float], *, least: float = MIN_SECONDS) -> None:
     for time in times:
-        if type(time) not in (float, int) or not 0.0 < time <= MAX_NUMBER:
-            raise ConfigError(f"{name}: expected finite seconds > 0, got {time!r} (measured times)")
+        if type(time) not in (float, int) or not least <= time <= MAX_NUMBER:
+            least_s = "> 0" if least else ">= 0"
+            raise ConfigError(f"{name}: expected finite seconds {least_s}, got {time!r} (measured)")
 
 
 def _check_names(what: str, record: object, names: set[str]) -> None:

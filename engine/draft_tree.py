@@ -29,7 +29,7 @@ from engine.candidates import top_candidates
 from engine.config import check_node_budget
 from engine.errors import BudgetError, ShapeError
 from engine.kernels.draft_tree.problem import WORD_BITS
-from engine.kernels.draft_tree.reference import ancestor_words, best_nodes
+from engine.kernels.draft_tree.reference import Node, ancestor_words, best_nodes
 from engine.kernels.tree_walk.reference import follow
 
 
@@ -300,7 +300,11 @@ def _build_all(
 
 
 def _build(log_probs: Tensor, token_ids: Tensor, root_token: int, node_budget: int) -> DraftTree:
-    nodes = best_nodes(log_probs, node_budget)
+    return tree_of(best_nodes(log_probs, node_budget), token_ids, root_token)
+
+
+def tree_of(nodes: Sequence[Node], token_ids: Tensor, root_token: int) -> DraftTree:
+    """Return the tree of `nodes`, in the order of their search; their tokens are [horizon, K]."""
     ids = token_ids.tolist()
     tokens = [root_token, *(ids[len(ranks) - 1][ranks[-1]] for _, ranks, _ in nodes)]
     parents = [-1, *(parent for _, _, parent in nodes)]

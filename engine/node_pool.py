@@ -3,18 +3,30 @@
 Each tree lists its nodes in the order in which best-first search chose them. So one search over
 all sequences is the merge of these lists, and its first n nodes are a prefix of every tree. This
 module knows nothing about what a node costs. A tree alone has nothing to be merged with and needs
-no tensor operation: for some dozens of nodes these would be most of the time.
+no tensor operation: for some dozens of nodes these would be most of the time. Where trees are not
+built yet, their searches are merged node by node, for as long as somebody asks for one more.
 """
 
+import heapq
+import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, islice, repeat
+from operator import neg
 
 import torch
+from torch import Tensor
 
-from engine.draft_tree import DraftTree
+from engine.candidates import top_candidates
+from engine.config import MAX_NODE_BUDGET, check_node_budget
+from engine.draft_tree import Acceptance, DraftTree, tree_of
 from engine.errors import BudgetError
+from engine.kernels.draft_tree.reference import Node, best_first
+
+NUM_PLACES = 1 + MAX_NODE_BUDGET.bit_length()  # in the order of choice: 1, 2, 3 to 4, 5 to 8, ...
+PRIOR_TOKENS = 4.0  # of a place whose promises are believed before anything is known of it
+DECAY = 0.98  # of what is known, with every tree: some fifty trees are remembered
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,3 +90,85 @@ def share_nodes(trees: Sequence[DraftTree], num_nodes: int) -> list[DraftTree]:
         `num_nodes` is negative.
     """
     return pool_nodes(trees, num_nodes).take(num_nodes)
+
+
+@dataclass(slots=True, eq=False)
+class TreeSearch:
+    """The search for one tree, which goes as far as it is iterated: once, node by node."""
+
+    log_probs: Tensor  # [horizon, K] float32, descending; -inf = banned
+    token_ids: Tensor  # [horizon, K] int64
+    root_token: int
+    node_budget: int
+    found: list[Node] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[float]:
+        """Find one node after the other; yield their path log-probs, never ascending."""
+        least = 0.0  # rounding can make a node heavier than one behind which it had to wait
+        for node in islice(best_first(self.log_probs), self.node_budget):
+            self.found.append(node)
+            least = min(least, -node[0])
+            yield least
+
+    def tree(self, num_nodes: int) -> DraftTree:
+        """Return the tree of the first `num_nodes` nodes that were found."""
+        return tree_of(self.found[:num_nodes], self.token_ids, self.root_token)
+
+
+def tree_searches(
+    draft_logits: Tensor, root_tokens: Sequence[int], node_budget: int, *, is_chain: bool = False
+) -> list[TreeSearch]:
+    """Begin the searches for N trees of at most `node_budget` nodes, of chains if `is_chain`.
+
+    Logits and errors are as in `build_draft_trees`; all are read back to the host at once.
+    """
+    check_node_budget(node_budget, least=0)
+    candidates = top_candidates(draft_logits, 1 if is_chain else max(1, node_budget))
+    parts = zip(candidates.log_probs, candidates.token_ids, root_tokens, strict=True)
+    return [TreeSearch(*part, node_budget) for part in parts]
+
+
+def merged(searches: Sequence[TreeSearch]) -> Iterator[tuple[float, int]]:
+    """Yield path log-prob and owner of the nodes of all searches in the order of one pool.
+
+    Ties go by owner, as in `pool_nodes`. Each search is at most one node ahead.
+    """
+    if len(searches) == 1:
+        return ((log_prob, 0) for log_prob in searches[0])
+    owned = (zip(map(neg, one), repeat(owner)) for owner, one in enumerate(searches))
+    return ((-cost, owner) for cost, owner in heapq.merge(*owned))
+
+
+@dataclass(slots=True, eq=False)
+class Odds:
+    """What nodes promised and what the target accepted of them, by their place in the order.
+
+    Places are the powers of two that buckets end at, so that one number for each says whether the
+    next bucket keeps its promise. Old trees fade: what is not tried for long is believed again.
+    """
+
+    promised: list[float] = field(default_factory=lambda: [0.0] * NUM_PLACES)
+    accepted: list[float] = field(default_factory=lambda: [0.0] * NUM_PLACES)
+
+    def tell(self, trees: Sequence[DraftTree], outcomes: Sequence[Acceptance]) -> None:
+        """Add what became of trees that were verified."""
+        for tree, outcome in zip(trees, outcomes, strict=True):
+            promises = list(map(math.exp, tree.path_log_probs.tolist()[1:]))
+            for place in range(NUM_PLACES):
+                first, last = _place_of(place)
+                self.promised[place] = DECAY * self.promised[place] + sum(promises[first:last])
+                self.accepted[place] *= DECAY
+            for node in outcome.path.tolist():
+                self.accepted[(node - 1).bit_length()] += 1.0
+
+    def ratios(self) -> list[float]:
+        """Return the tokens to expect of a promised one, for each place."""
+        return [
+            (accepted + PRIOR_TOKENS) / (promised + PRIOR_TOKENS)
+            for accepted, promised in zip(self.accepted, self.promised, strict=True)
+        ]
+
+
+def _place_of(place: int) -> tuple[int, int]:
+    """Return the first node of a place, counted from 0, and the one behind its last."""
+    return (1 << place >> 1, 1 << place)

@@ -73,8 +73,7 @@ def test_what_trees_commit_in_the_mean_is_the_root_and_its_nodes_odds():
 def row_of(fixed, adaptive):
     times = {"4": (3.0, 3.0, 3.0), "8": fixed, ADAPTIVE: adaptive}
     ones, stages = dict.fromkeys(times, 1.0), dict.fromkeys(times, dict.fromkeys(STAGES, 0.001))
-    costs = (0.002, 0.003, {1: 0.001, 5: 0.0025}, {1: 0.0005, 5: 0.001})
-    return Row("code T=0", times, ones, ones, ones, stages, *costs)
+    return Row("code T=0", times, ones, ones, ones, stages, {1: 0.002, 5: 0.0025}, (1.0, 0.25))
 
 
 def test_the_ratio_is_that_of_the_runs_of_a_round():
@@ -82,16 +81,14 @@ def test_the_ratio_is_that_of_the_runs_of_a_round():
 
     assert row.best == "8"
     assert row.ratio == 1.0
-    head, *budgets, costs = row.lines()
+    head, *budgets, costs, odds = row.lines()
     assert head == (
         "code T=0: best fixed 8 0.5 tokens/s, adaptive 0.5 (1.0 nodes), "
         "time ratio 1.000 (0.950 to 1.050)"
     )
     assert [line.split()[0] for line in budgets] == ["4", "8", ADAPTIVE]
-    assert costs == (
-        "  weighed by ms: draft 2.000, build 3.000, verify + commit by rows 1 1.000 + 0.500  "
-        "5 2.500 + 1.000"
-    )
+    assert costs == "  weighed by ms of a step, by rows: 1 2.000  5 2.500"
+    assert odds.endswith(": 1.00 0.25")
 
 
 def test_a_regime_in_which_the_adaptive_budget_is_slower_says_so():
@@ -121,8 +118,8 @@ def test_every_regime_has_a_line_and_is_kept(capsys, monkeypatch, tmp_path):
         assert all(len(times) == 2 for times in row["token_times_s"].values())
         assert row["commit_lengths"]["1"] <= row["commit_lengths"]["6"]
         assert row["num_nodes"]["6"] == 6.0
-        for stage in ("verify", "commit"):
-            assert list(row[f"{stage}_costs_s"]) == ["1", "2", "3", "5", "7"]
+        assert list(row["costs_s"]) == ["1", "2", "3", "5", "7"]
+        assert len(row["odds"]) == 4
         assert row["promised"]["1"] <= row["promised"]["6"]
         assert 0.0 <= row["num_nodes"][ADAPTIVE] <= 6.0
     assert kept["device"]["kind"] == "cpu"

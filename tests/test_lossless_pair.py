@@ -157,10 +157,8 @@ def engine_for(name, config, continuations=()):
     table = CostTable(
         num_rows=(8, 16, 32, 64, 512),
         context_tokens=(64,),
-        draft_seconds=(0.5,),
-        build_seconds=(0.25,),
-        verify_seconds=((1.0, 1.5, 2.0, 4.0, 40.0),),
-        commit_seconds=((0.25,) * 5,),
+        step_seconds=((2.0, 2.5, 3.0, 5.0, 41.0),),
+        sequence_seconds=(0.25,),
         origin=cost_origin(pair().target, drafter, config),
     )
     adaptive = config.budget_policy == "adaptive"

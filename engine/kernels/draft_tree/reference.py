@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from itertools import count, islice
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +12,7 @@ from engine.errors import ShapeError
 from engine.kernels.draft_tree.problem import NO_TREE, WORD_BITS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -48,11 +49,34 @@ def run(problem: Problem) -> None:
 
 def best_nodes(log_probs: Tensor, node_budget: int) -> list[Node]:
     """Return the heaviest prefixes by log-probs [horizon, K], at most `node_budget`, in order."""
-    log_probs = log_probs[:, :node_budget]  # rank r is chosen after r better siblings
+    # Rank r is chosen after r better siblings.
+    return list(islice(best_first(log_probs[:, :node_budget]), node_budget))
+
+
+def best_first(log_probs: Tensor) -> Iterator[Node]:
+    """Yield the heaviest prefixes by log-probs [horizon, K] in order, for as long as one is asked.
+
+    A node's cost is a float64 sum in the published order of operations: its rounding decides ties.
+    """
     # What is -inf is dropped before the heap: a sibling's weight would be -inf - -inf.
     widths = (log_probs != -torch.inf).sum(1).tolist()
     costs = [row[:width] for row, width in zip((-log_probs).tolist(), widths, strict=True)]
-    return _best_first(costs, node_budget)
+    heap: list[Node] = [(row[0], (0,), 0) for row in costs[:1] if row]
+    for number in count(1):
+        if not heap:
+            return
+        node = heap[0]
+        yield node
+        cost, ranks, parent = node
+        depth, rank = len(ranks), ranks[-1]
+        row = costs[depth - 1]
+        if rank + 1 < len(row):
+            sibling = cost - row[rank] + row[rank + 1]
+            heapq.heapreplace(heap, (sibling, (*ranks[:-1], rank + 1), parent))
+        else:
+            heapq.heappop(heap)
+        if depth < len(costs) and costs[depth]:
+            heapq.heappush(heap, (cost + costs[depth][0], (*ranks, 0), number))
 
 
 def ancestor_words(parents: Sequence[int]) -> Tensor:
@@ -71,27 +95,3 @@ def ancestor_words(parents: Sequence[int]) -> Tensor:
     num_words = -(-len(rows) // WORD_BITS)
     packed = bytearray().join(row.to_bytes(4 * num_words, "little") for row in rows)
     return torch.frombuffer(packed, dtype=torch.int32).reshape(len(rows), num_words)
-
-
-def _best_first(costs: Sequence[Sequence[float]], node_budget: int) -> list[Node]:
-    """Return the cheapest nodes in order, at most `node_budget`; O(n log n).
-
-    `costs` holds minus the log-probs of each depth, ascending. A node's cost is a float64 sum in
-    the published order of operations: its rounding decides ties.
-    """
-    chosen: list[Node] = []
-    heap: list[Node] = [(row[0], (0,), 0) for row in costs[:1] if row]
-    while heap and len(chosen) < node_budget:
-        node = heap[0]
-        chosen.append(node)
-        cost, ranks, parent = node
-        depth, rank = len(ranks), ranks[-1]
-        row = costs[depth - 1]
-        if rank + 1 < len(row):
-            sibling = cost - row[rank] + row[rank + 1]
-            heapq.heapreplace(heap, (sibling, (*ranks[:-1], rank + 1), parent))
-        else:
-            heapq.heappop(heap)
-        if depth < len(costs) and costs[depth]:
-            heapq.heappush(heap, (cost + costs[depth][0], (*ranks, 0), len(chosen)))
-    return chosen
