@@ -10,8 +10,9 @@ from dashboard import signing_in
 from dashboard.data import Source
 from dashboard.downloads import offer
 from dashboard.freshness import local_text
+from dashboard.incident_page import list_claims
 from dashboard.selection import link_query
-from dashboard.theme import CLAIM_BADGES, BadgeColour
+from dashboard.theme import BadgeColour
 from dashboard.units import change_text, commit_text, display_unit
 from dashboard.url_filters import UrlFilters, url_filters
 from dashboard.words import case_name, count_text, escaped
@@ -131,11 +132,12 @@ def _picked(filters: UrlFilters, shown: Sequence[AlertView]) -> AlertView:
 
 def _detail(source: Source, view: AlertView, history_page: st.Page) -> None:
     unit = display_unit(view.unit, view.after)
+    before, after = (escaped(unit.text(value)) for value in (view.before, view.after))
     with st.container(border=True):
         st.badge(view.state, color=_STATE_BADGES[view.state])
         st.markdown(
             f"**{escaped(case_name(view.benchmark, view.params))}** on {escaped(view.machine)}: "
-            f"{unit.text(view.before)} → **{unit.text(view.after)}** "
+            f"{before} → **{after}** "
             f"({change_text(view.relative_change)}) since `{commit_text(view.commit)}`, "
             f"cause {escaped(view.cause)}, owner {escaped(view.owner)}"
         )
@@ -145,9 +147,10 @@ def _detail(source: Source, view: AlertView, history_page: st.Page) -> None:
             icon=":material/timeline:",
             query_params=link_query(source.one_series(view.series_id)),
         )
-        for claim in source.alert_claims(view):
-            st.badge(claim.status.value, color=CLAIM_BADGES[claim.status])
-            st.markdown(escaped(claim.statement))
+        claims = source.alert_claims(view)
+        if claims:
+            st.markdown("**What was recorded of it**")
+            list_claims(claims)
     st.subheader("What was said")
     for step in view.history:
         by = "the service" if step.author is None else step.author

@@ -20,8 +20,9 @@ from dashboard import (
     overview_page,
 )
 from dashboard.data import Source, opened
-from dashboard.theme import PAGE_ICON, PAGE_STYLE
-from db.errors import DbError
+from dashboard.theme import FIRST_PAGE, PAGE_ICON, PAGE_STYLE
+from dashboard.words import escaped
+from db.errors import DamagedDatabaseError, DbError
 from db.session import DEFAULT_URL
 
 
@@ -61,7 +62,7 @@ def main() -> None:
         _page(partial(overview_page.render, pages=pages)),
         title="Overview",
         icon=":material/dashboard:",
-        url_path="overview",
+        url_path=FIRST_PAGE,
         default=True,
     )
     st.navigation(
@@ -84,8 +85,11 @@ def _page(render: Callable[[Source], None]) -> Callable[[], None]:
 
 
 def _explain(error: DbError) -> None:
+    if isinstance(error, DamagedDatabaseError):
+        st.error(escaped(str(error)), icon=":material/database_off:")
+        return
     st.title("Nothing to show yet")
-    st.error(str(error), icon=":material/database_off:")
+    st.error(escaped(str(error)), icon=":material/database_off:")
     st.markdown(
         "`make bench` measures this machine, stores the results and prints verdicts. "
         "To show results that exist already:"

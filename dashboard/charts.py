@@ -28,7 +28,7 @@ def history(points: pd.DataFrame, change_points: pd.DataFrame, view: HistoryView
         *layer.change_marks(changes),
         *layer.floor_line(frame, scale, view),
     ]
-    return alt.LayerChart(data=frame, layer=layers).properties(height=view.height_px)
+    return alt.LayerChart(data=frame, layer=layers, height=view.height_px)
 
 
 def overlay(points: pd.DataFrame, change_points: pd.DataFrame, view: HistoryView) -> alt.LayerChart:
@@ -59,7 +59,7 @@ def overlay(points: pd.DataFrame, change_points: pd.DataFrame, view: HistoryView
         *(mark.encode(color=colour) for mark in layer.level_lines(levels, scale)),
         *layer.change_marks(changes, labelled=False),
     ]
-    return alt.LayerChart(data=frame, layer=layers).properties(height=view.height_px)
+    return alt.LayerChart(data=frame, layer=layers, height=view.height_px)
 
 
 def sparkline(
@@ -81,7 +81,7 @@ def sparkline(
         point.encode(x=bare_x, y=bare_y, tooltip=layer.tooltips(view)),
         rule.encode(x=alt.X("order:Q", axis=None), color=layer.colour()),
     ]
-    return alt.LayerChart(data=frame, layer=layers).properties(height=view.height_px)
+    return alt.LayerChart(data=frame, layer=layers, height=view.height_px)
 
 
 def _by_series(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 from sqlalchemy.orm import Session
@@ -19,6 +19,8 @@ from db.session import writing
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
+LOOPBACK: Final = "127.0.0.1"
+
 
 @click.command()
 @click.option(
@@ -28,28 +30,39 @@ if TYPE_CHECKING:
     show_default=True,
     help="Where the pages are served.",
 )
+@click.option(
+    "--host",
+    default=LOOPBACK,
+    show_default=True,
+    help="Address to listen on; anybody who reaches it reads the pages.",
+)
 @click.option("--headless", is_flag=True, help="Do not open a browser.")
 @click.option(
     "--user",
     metavar="EMAIL",
-    help="Sign this person in without asking; only this machine can open the pages then.",
+    help="Sign this person in without asking, on this machine alone.",
 )
 @pass_app
-def dashboard(app: App, port: int, headless: bool, user: str | None) -> None:
+def dashboard(app: App, port: int, host: str, headless: bool, user: str | None) -> None:
     """Serve the dashboard until it is interrupted.
 
     A team signs in through an identity provider instead (README, "A dashboard for a team").
 
     Example: ddtree-bench dashboard --port 8600 --headless
     """
+    if user is not None and host != LOOPBACK:
+        raise click.UsageError(
+            f"--host: expected {LOOPBACK} with --user, got {host} (whoever opens the pages is that "
+            "person)"
+        )
     with app.engine(must_exist=True) as engine:
         if user is not None:
             admit(engine, user.lower())
     arguments = [
-        *(sys.executable, "-m", "streamlit", "run", str(Path(__file__).with_name("app.py"))),
+        *(sys.executable, "-m", "streamlit", "run", str(Path(__file__).with_name("serving.py"))),
         f"--server.port={port}",
         f"--server.headless={str(headless).lower()}",
-        *(["--server.address=127.0.0.1"] if user is not None else []),
+        f"--server.address={host}",
         *SERVER_FLAGS,
     ]
     # The server takes this process's place, so that it gets its signals and gives its status.

@@ -57,7 +57,7 @@ def intervals(frame: pd.DataFrame, *, relevance_pct: float) -> alt.LayerChart:
         ),
     ]
     height = _FRAME_PX + _ROW_PX * len(frame)
-    return alt.LayerChart(data=frame, layer=layers).properties(height=height)
+    return alt.LayerChart(data=frame, layer=layers, height=height)
 
 
 def heat_map(found: HeatMap) -> alt.LayerChart:
@@ -90,4 +90,4 @@ def heat_map(found: HeatMap) -> alt.LayerChart:
         base.mark_text(color="#1B1D22", fontSize=12).encode(text="text:N"),
     ]
     height = _FRAME_PX + _CELL_PX * len(order["down"])
-    return alt.LayerChart(data=found.cells, layer=layers).properties(height=height)
+    return alt.LayerChart(data=found.cells, layer=layers, height=height)

@@ -10,8 +10,8 @@ from dashboard import compare_charts, compare_frames
 from dashboard.data import Source
 from dashboard.downloads import offer
 from dashboard.drawing import draw
+from dashboard.incident_page import list_claims
 from dashboard.series_view import commit_labels
-from dashboard.theme import CLAIM_BADGES
 from dashboard.units import commit_text
 from dashboard.url_filters import UrlFilters, url_filters
 from dashboard.verdicts import headline, is_screened, told
@@ -125,9 +125,7 @@ def _moved(moved: Sequence[ExplainedCases]) -> None:
             if one.summary:
                 st.markdown(escaped(one.summary))
             with st.expander(f"{count_text(len(one.moved.cases), 'case')}, and what is known"):
-                for claim in one.claims:
-                    st.badge(claim.status.value, color=CLAIM_BADGES[claim.status])
-                    st.markdown(f"{escaped(claim.statement)}  \n:gray[{escaped(claim.evidence)}]")
+                list_claims(one.claims, evidence=True)
                 st.dataframe(pd.DataFrame({"case": list(one.moved.cases)}), hide_index=True)
 
 

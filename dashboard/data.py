@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import pandas as pd
 import streamlit as st
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from dashboard.cli_exit import MissingResultsError
@@ -22,6 +23,7 @@ from db.change_queries import ExplainedCases, explained, explained_alert
 from db.columns import AlertState, Role
 from db.compare import Comparison, compare
 from db.diagnose import Diagnosis, diagnose
+from db.errors import DamagedDatabaseError
 from db.evidence import Claim, Evidence
 from db.people import role_of, triage
 from db.reproduction import SideBySide
@@ -53,7 +55,7 @@ class Source:
         return self._read(page_queries.newest_change)
 
     def series(self) -> pd.DataFrame:
-        """All series with how many results each has."""
+        """All series that have a result."""
         return self._read(_all_series)
 
     def one_series(self, series_id: int) -> dict[str, Any]:
@@ -85,6 +87,10 @@ class Source:
     def machines(self) -> pd.DataFrame:
         """Machines with what each measured."""
         return self._read(queries.machines)
+
+    def freshness(self) -> pd.DataFrame:
+        """Series of each machine, and how many lack its newest commit."""
+        return self._read(page_queries.freshness)
 
     def environments(self) -> pd.DataFrame:
         """Environments of all machines."""
@@ -185,13 +191,20 @@ def opened(url: str) -> Iterator[Source]:
     Raises
     ------
     DbError
-        It does not exist, has no tables or those of another version, or the URL is none.
+        It does not exist, has no tables or those of another version, or the URL is none; or what
+        the page asks for cannot be read of it.
     """
     engine = open_database(url, must_exist=True)
     try:
         with Session(engine) as session:
             version = queries.data_version(session)
         yield Source(engine, url, version)
+    except DBAPIError as error:
+        reason = str(error.orig).strip().splitlines()[0]
+        raise DamagedDatabaseError(
+            f"database: expected tables that can be read, got “{reason}” "
+            "(ddtree-bench db check says more; a backup or the result files bring it back)"
+        ) from None
     finally:
         engine.dispose()
 

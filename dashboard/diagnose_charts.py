@@ -42,7 +42,7 @@ def roofline(cases: pd.DataFrame, roof: pd.DataFrame) -> alt.LayerChart:
             tooltip=tooltip,
         ),
     ]
-    return alt.LayerChart(data=cases, layer=layers).properties(height=_HEIGHT_PX)
+    return alt.LayerChart(data=cases, layer=layers, height=_HEIGHT_PX)
 
 
 def distances(frame: pd.DataFrame) -> alt.LayerChart:
@@ -64,7 +64,7 @@ def distances(frame: pd.DataFrame) -> alt.LayerChart:
         ),
         base.mark_text(align="left", dx=9, color=GREY).encode(x=x, text=text),
     ]
-    return alt.LayerChart(data=frame, layer=layers).properties(height=90 + _ROW_PX * len(frame))
+    return alt.LayerChart(data=frame, layer=layers, height=90 + _ROW_PX * len(frame))
 
 
 def line_over_bytes(cases: pd.DataFrame, line: pd.DataFrame) -> alt.LayerChart:
@@ -84,7 +84,7 @@ def line_over_bytes(cases: pd.DataFrame, line: pd.DataFrame) -> alt.LayerChart:
         .mark_point(filled=True, size=80, color=BLUE, opacity=1)
         .encode(x=x, y=y, tooltip=tooltip),
     ]
-    return alt.LayerChart(data=cases, layer=layers).properties(height=_HEIGHT_PX)
+    return alt.LayerChart(data=cases, layer=layers, height=_HEIGHT_PX)
 
 
 def waterfall(steps: pd.DataFrame) -> alt.LayerChart:
@@ -109,7 +109,7 @@ def waterfall(steps: pd.DataFrame) -> alt.LayerChart:
         base.mark_bar(size=34).encode(y=y, y2="after_ms:Q", color=colour, tooltip=tooltip),
         base.mark_text(dy=-10, fontWeight="bold", color=GREY).encode(y=y, text="text:N"),
     ]
-    return alt.LayerChart(data=steps, layer=layers).properties(height=_HEIGHT_PX)
+    return alt.LayerChart(data=steps, layer=layers, height=_HEIGHT_PX)
 
 
 def three_readings(frame: pd.DataFrame) -> alt.LayerChart:
@@ -135,4 +135,4 @@ def three_readings(frame: pd.DataFrame) -> alt.LayerChart:
         base.mark_point(filled=True, size=70, opacity=1).encode(x=x, shape=shape, tooltip=tooltip),
     ]
     height = 80 + 3 * 16 * len(factors)
-    return alt.LayerChart(data=frame, layer=layers).properties(height=height)
+    return alt.LayerChart(data=frame, layer=layers, height=height)

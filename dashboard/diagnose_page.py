@@ -9,16 +9,19 @@ from dashboard import diagnose_charts, diagnose_frames
 from dashboard.data import Source
 from dashboard.downloads import offer
 from dashboard.drawing import draw
+from dashboard.findings import group_findings, standing
 from dashboard.incident_frames import telling_cases
-from dashboard.incident_page import show_claim, show_counters
+from dashboard.incident_page import list_claims, show_claim, show_counters
 from dashboard.series_view import commit_labels
+from dashboard.units import change_text, display_unit
 from dashboard.url_filters import UrlFilters, url_filters
-from dashboard.words import count_text, escaped
+from dashboard.words import case_name, count_text, escaped
 from db.evidence import Diagnosis, Evidence, LadderReading
 
 MOST_DISTANCES: Final = 25
 MOST_COUNTERS: Final = 2
 MOST_CLAIMS: Final = 16
+MOST_CHANGES: Final = 5
 _DRAWN: Final = "distance_from_floor"
 _NOTHING: Final = (
     "No telemetry is stored yet: `ddtree-bench run` records it beside the results, and "
@@ -37,11 +40,12 @@ def render(source: Source) -> None:
     with url_filters("diagnose") as filters:
         with st.container(border=True):
             machine, commit = _picked(filters, source, machines)
+        _changed(source, machine, commit)
         found = source.diagnoses(machine, commit)
         if not found:
             st.info(
-                f"No telemetry of {escaped(machine)} belongs to this commit: nothing to diagnose. "
-                "Choose another machine or commit above.",
+                f"No telemetry of {escaped(machine)} belongs to this commit: neither floors nor "
+                "counters are known. Choose another machine or commit above.",
                 icon=":material/sensors_off:",
             )
             return
@@ -68,6 +72,36 @@ def _picked(filters: UrlFilters, source: Source, machines: Sequence[str]) -> tup
         return machine, filters.one(
             "Commit", "commit", hashes, default=hashes[0], labels=commit_labels(commits)
         )
+
+
+def _changed(source: Source, machine: str, commit: str) -> None:
+    """Say which levels changed at the commit, and what was recorded to have changed with them."""
+    findings = [
+        one
+        for one in standing(source.overview().findings)
+        if (one.machine, one.commit) == (machine, commit)
+    ]
+    if not findings:
+        return
+    st.header("What changed at this commit")
+    (group,) = group_findings(findings)
+    st.markdown(f"**{escaped(group.subject or 'subject not known')}** · {group.summary}")
+    for one in group.findings[:MOST_CHANGES]:
+        unit = display_unit(one.unit, one.after)
+        st.markdown(
+            f"- **{change_text(one.relative_change)}** "
+            f"{escaped(case_name(one.benchmark, one.params))}: {escaped(unit.text(one.before))} → "
+            f"**{escaped(unit.text(one.after))}**, cause {escaped(one.cause)}"
+        )
+    if len(group.findings) > MOST_CHANGES:
+        st.caption(f"The gravest {MOST_CHANGES} of {len(group.findings)}.")
+    worst = group.findings[0]
+    views = (view for view in source.alerts() if view.commit == commit)
+    view = next((one for one in views if one.series_id == worst.series_id), None)
+    claims = () if view is None else source.alert_claims(view)
+    if claims:
+        st.markdown("Against the commit before, as its telemetry has it:")
+        list_claims(claims)
 
 
 def _run(

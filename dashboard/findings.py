@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dashboard.units import change_text, commit_text
-from dashboard.words import case_name, count_text
+from dashboard.words import case_name, count_text, escaped
 from db.queries import Finding
 
 # A level change that is put down to noise is shown after everything that has an owner.
@@ -41,7 +41,7 @@ class FindingGroup:
 
 @dataclass(frozen=True, slots=True)
 class VerdictLine:
-    """The first thing a reader is told."""
+    """The first thing a reader is told, in Markdown."""
 
     text: str
     is_alarming: bool
@@ -81,8 +81,9 @@ def verdict_line(findings: Sequence[Finding]) -> VerdictLine:
     worst = min(regressions, key=_urgency)
     case = case_name(worst.benchmark, worst.params)
     return VerdictLine(
-        f"**{counted(latest)}** stand. Worst: **{change_text(worst.relative_change)}** in `{case}` "
-        f"on {worst.machine} since `{commit_text(worst.commit)}` (cause: {worst.cause}).",
+        f"**{counted(latest)}** stand. Worst: **{change_text(worst.relative_change)}** in "
+        f"**{escaped(case)}** on {escaped(worst.machine)} since `{commit_text(worst.commit)}` "
+        f"(cause: {worst.cause}).",
         is_alarming=True,
     )
 

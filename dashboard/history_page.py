@@ -24,6 +24,7 @@ from dashboard.selection import (
 from dashboard.series_view import ShownSeries, legend_html, order_note, view_of
 from dashboard.url_filters import UrlFilters, url_filters
 from dashboard.words import escaped
+from db.queries import EXCLUDED
 
 MOST_PANELS: Final = 6
 MOST_OVERLAID: Final = 8
@@ -104,8 +105,8 @@ def _defaults(source: Source, table: pd.DataFrame) -> tuple[str, str]:
     if groups:
         worst = groups[0].findings[0]
         return worst.benchmark, worst.machine
-    newest = table.sort_values("last_date", kind="stable").iloc[-1]
-    return str(newest["benchmark"]), str(newest["machine"])
+    newest = source.freshness().sort_values("last_date", kind="stable")["machine"].iloc[-1]
+    return str(table[table["machine"] == newest]["benchmark"].iloc[-1]), str(newest)
 
 
 def _look(filters: UrlFilters) -> Look:
@@ -127,7 +128,8 @@ def _read(source: Source, chosen: pd.DataFrame, look: Look) -> list[ShownSeries]
         row = {str(column): value for column, value in record.items()}
         series_id = int(row["series_id"])
         points = source.whole_history(series_id)
-        floor_s, basis = source.floor(series_id, str(row["last_commit"]))
+        counted = points[points["status"] != EXCLUDED]
+        floor_s, basis = source.floor(series_id, str(counted["commit"].iloc[-1]))
         view = view_of(
             row,
             points,

@@ -161,7 +161,7 @@ def point(filters: UrlFilters, source: Source, shown: Sequence[ShownSeries]) -> 
 
 def _said(one: ShownSeries, row: "pd.Series[Any]") -> None:
     subject = escaped(str(row["subject"] or "subject not known"))
-    value = one.view.unit.text(None if pd.isna(row["value"]) else float(row["value"]))
+    value = escaped(one.view.unit.text(None if pd.isna(row["value"]) else float(row["value"])))
     st.markdown(
         f"`{row['commit']}`  \n**{subject}**  \n{value} · {row['status']} · run {row['run_id']} · "
         f"{escaped(str(row['environment'] or 'environment not recorded'))}"

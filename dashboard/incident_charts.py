@@ -52,7 +52,7 @@ def times_over_context(cases: pd.DataFrame, *, floor_name: str) -> alt.LayerChar
         ratio.transform_filter(is_first).mark_text(dy=-14, fontWeight="bold"),
         ratio.transform_filter(f"!({is_first!r})").mark_text(dy=16, fontWeight="bold"),
     ]
-    return alt.LayerChart(layer=layers).properties(height=_HEIGHT_PX)
+    return alt.LayerChart(layer=layers, height=_HEIGHT_PX)
 
 
 def counters(readings: pd.DataFrame) -> alt.LayerChart:
@@ -90,7 +90,7 @@ def counters(readings: pd.DataFrame) -> alt.LayerChart:
         align="left", dx=8, color=GREY, fontWeight="bold"
     )
     texts = [mark.encode(x=x, text="text:N") for mark in (long, short)]
-    return alt.LayerChart(layer=[track, bar, *texts]).properties(height=60 + 44 * len(order))
+    return alt.LayerChart(layer=[track, bar, *texts], height=60 + 44 * len(order))
 
 
 def _floor_layers(cases: pd.DataFrame, floor_name: str) -> list[alt.Chart]:

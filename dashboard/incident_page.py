@@ -28,6 +28,7 @@ from db.reproduction import SideBySide
 REPRODUCTION_MACHINES: Final = "h200"
 REPRODUCTION_SUITE: Final = "attention."
 MOST_RUNS: Final = 3
+MOST_COMMITS: Final = 4
 COUNTER_MARKS: Final = {
     "misleads": ":red[:material/warning: misleads]",
     "evidence": ":blue[:material/check: evidence]",
@@ -185,6 +186,16 @@ def show_claim(claim: Claim) -> None:
     evidence.caption(escaped(claim.evidence))
 
 
+def list_claims(claims: Sequence[Claim], *, evidence: bool = False) -> None:
+    """List claims with their status on a line each, with their evidence where it is asked for."""
+    lines = [
+        f"- :{CLAIM_BADGES[claim.status]}-badge[{claim.status}] {escaped(claim.statement)}"
+        + (f"  \n  :gray[{escaped(claim.evidence)}]" if evidence else "")
+        for claim in claims
+    ]
+    st.markdown("\n".join(lines))
+
+
 def _beside(found: SideBySide) -> None:
     """Lay the incident beside the run that repeated it: what was measured, and what is known."""
     st.header("The incident beside its reproduction", divider="gray")
@@ -219,19 +230,24 @@ def _beside(found: SideBySide) -> None:
 
 
 def _reproduction(source: Source, machines: Sequence[str]) -> None:
-    """Show the newest recording of attention on a machine that repeated the incident."""
+    """Show the newest recording in which a machine that repeated the incident varied attention."""
     for machine in machines:
         if not machine.lower().startswith(REPRODUCTION_MACHINES):
             continue
-        for commit in source.machine_commits(machine)["commit"].head(1):
-            for evidence, diagnosis in source.diagnoses(machine, commit)[:MOST_RUNS]:
+        for commit in source.machine_commits(machine)["commit"].head(MOST_COMMITS):
+            shown = [
                 _repeated(machine, commit, evidence, diagnosis)
+                for evidence, diagnosis in source.diagnoses(machine, commit)[:MOST_RUNS]
+            ]
+            if any(shown):
+                return
 
 
-def _repeated(machine: str, commit: str, evidence: Evidence, diagnosis: Diagnosis) -> None:
+def _repeated(machine: str, commit: str, evidence: Evidence, diagnosis: Diagnosis) -> bool:
+    """Show a run of several kinds of attention; one kind alone repeats nothing."""
     cases = cases_over_context(diagnosis, prefix=REPRODUCTION_SUITE)
-    if cases.empty:
-        return
+    if cases.empty or len(cases["series"].unique()) < 2:
+        return False
     st.header(f"Reproduced on {escaped(evidence.gpu or machine)}", divider="gray")
     benchmarks = sorted(
         {
@@ -245,3 +261,4 @@ def _repeated(machine: str, commit: str, evidence: Evidence, diagnosis: Diagnosi
     telling = telling_cases(evidence, diagnosis, prefix=REPRODUCTION_SUITE)
     # The series farthest from its floor and the one nearest to it.
     show_counters(evidence, telling if len(telling) <= 2 else [telling[0], telling[-1]])
+    return True

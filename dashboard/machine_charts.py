@@ -41,7 +41,7 @@ def strip(frame: pd.DataFrame, title: str) -> alt.LayerChart:
         alt.Chart().mark_line(strokeWidth=1, opacity=0.3, color=GREY).encode(x=x, y=y),
         point.encode(x=x, y=y, color=colour, shape=shape, tooltip=tooltip),
     ]
-    return alt.LayerChart(data=frame, layer=layers).properties(height=_STRIP_PX)
+    return alt.LayerChart(data=frame, layer=layers, height=_STRIP_PX)
 
 
 def noise(frame: pd.DataFrame) -> alt.LayerChart:
@@ -60,4 +60,4 @@ def noise(frame: pd.DataFrame) -> alt.LayerChart:
         .mark_point(filled=True, color=BLUE, opacity=1)
         .encode(x=x, y=y, size=size, tooltip=tooltip),
     ]
-    return alt.LayerChart(data=frame, layer=layers).properties(height=_NOISE_PX)
+    return alt.LayerChart(data=frame, layer=layers, height=_NOISE_PX)

@@ -38,8 +38,8 @@ def render(source: Source) -> None:
         )
         return
     with url_filters("machines") as filters:
-        newest = machines.sort_values("last_ingestion")["machine"].iloc[-1]
-        name = filters.one("Machine", "machine", names, default=newest)
+        busiest = machines.sort_values(["commits", "last_ingestion"])["machine"].iloc[-1]
+        name = filters.one("Machine", "machine", names, default=busiest)
     _facts(machines[machines["machine"] == name].iloc[0])
     _environments(source, name)
     _telemetry(source.telemetry(name), name)

@@ -11,7 +11,7 @@ from dashboard.data import Source
 from dashboard.drawing import draw
 from dashboard.findings import FindingGroup, group_findings, standing, verdict_line
 from dashboard.freshness import local_text
-from dashboard.selection import link_query, newest_by_machine
+from dashboard.selection import link_query
 from dashboard.series_view import order_note, view_of
 from dashboard.units import change_text, commit_text, display_unit, p_value_text
 from dashboard.words import case_name, count_text, escaped
@@ -148,7 +148,8 @@ def _line(source: Source, finding: Finding, pages: Pages) -> None:
     case.markdown(f"**{escaped(finding.benchmark)}**")
     state = f"alert {finding.alert_state}" if finding.alert_state else ""
     case.caption(escaped(" · ".join(filter(None, (finding.params, finding.machine, state)))))
-    levels.markdown(f"{unit.text(finding.before)} → **{unit.text(finding.after)}**")
+    before, after = (escaped(unit.text(value)) for value in (finding.before, finding.after))
+    levels.markdown(f"{before} → **{after}**")
     levels.caption(f"p {p_value_text(stored['p_value'])}")
     cause.badge(finding.cause, color="blue" if finding.cause == "code" else "gray")
     series = source.one_series(finding.series_id)
@@ -183,7 +184,7 @@ def _table(findings: Sequence[Finding]) -> None:
 
 def _machines(source: Source) -> None:
     st.header("Machines")
-    machines = source.machines().merge(newest_by_machine(source.series()), on="machine", how="left")
+    machines = source.machines().merge(source.freshness(), on="machine", how="left")
     st.dataframe(
         machines.assign(cpu=machines["cpu"].fillna("")),
         hide_index=True,

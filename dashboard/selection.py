@@ -82,15 +82,6 @@ def link_query(series: Mapping[str, object]) -> dict[str, str]:
     }
 
 
-def newest_by_machine(series: pd.DataFrame) -> pd.DataFrame:
-    """Count a machine's series, and those among them without a result on its newest commit."""
-    newest = series.groupby("machine")["last_date"].transform("max")
-    counted = series.assign(stale=series["last_date"] < newest).groupby("machine")
-    return counted.agg(
-        series=("series_id", "size"), stale=("stale", "sum"), last_date=("last_date", "max")
-    ).reset_index()
-
-
 def _part(name: str, value: str) -> str:
     # Versions are digests as a rule: their beginning tells them apart.
     return f"version {value[:8]}" if name == "version" else value

@@ -57,6 +57,10 @@ PAGE_ICON: Final = (
 # The framework leaves a hand's breadth above the title.
 PAGE_STYLE: Final = ".stMainBlockContainer{padding-top:4.5rem;padding-bottom:3rem}"
 
+# Where the pages are; the first one is the server's own address.
+FIRST_PAGE: Final = "overview"
+PAGES: Final = ("history", "compare", "diagnose", "machines", "alerts", "incident")
+
 # The person of a laptop: set by `ddtree-bench dashboard --user`, which serves this machine alone.
 LOCAL_USER: Final = "DDTREE_BENCH_LOCAL_USER"
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import streamlit as st
 
+from dashboard.words import escaped
+
 
 @contextmanager
 def url_filters(page: str) -> Iterator["UrlFilters"]:
@@ -71,7 +73,7 @@ class UrlFilters:
         unknown = set(self._asked) - self._known if self._is_fresh else set()
         self._unknown += [f"{name} is no filter of this page" for name in sorted(unknown)]
         for message in self._unknown:
-            st.warning(f"From the link: {message}.", icon=":material/link_off:")
+            st.warning(f"From the link: {escaped(message)}.", icon=":material/link_off:")
         shown = {name: values for name, values in self._shown.items() if values}
         if shown != self._asked:
             st.query_params.from_dict(shown)

@@ -1,13 +1,30 @@
 """Text from elsewhere made safe and short for a page."""
 
 import re
+import unicodedata
+from typing import Final
 
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|<>~$:-])")
+LONGEST: Final = 600  # characters of one text that a page shows; tables have the whole
+_MARKDOWN: Final = re.compile(r"([\\`*_{}\[\]()#+!|<>~$:-])")
+# What makes a text run the other way, or may leave the text behind it doing so.
+_TURNS: Final = frozenset(
+    {"R", "AL", "RLE", "LRE", "RLO", "LRO", "PDF", "RLI", "LRI", "FSI", "PDI"}
+)
+_ISOLATE, _END_OF_ISOLATE = "\N{FIRST STRONG ISOLATE}", "\N{POP DIRECTIONAL ISOLATE}"
 
 
 def escaped(text: str) -> str:
-    """Give text that Markdown shows as it is; subjects and parameters are anybody's."""
-    return _MARKDOWN.sub(r"\\\1", text)
+    """Give text that Markdown shows as it is, on one line; subjects and parameters are anybody's.
+
+    A very long text is cut, and one that runs from right to left turns nothing around it.
+    """
+    line = " ".join(text.split())
+    if len(line) > LONGEST:
+        line = f"{line[:LONGEST]}…"
+    shown = _MARKDOWN.sub(r"\\\1", line)
+    if any(unicodedata.bidirectional(letter) in _TURNS for letter in line):
+        return f"{_ISOLATE}{shown.replace(_END_OF_ISOLATE, '')}{_END_OF_ISOLATE}"
+    return shown
 
 
 def count_text(count: int, noun: str) -> str:

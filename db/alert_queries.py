@@ -143,6 +143,8 @@ def _alert_rows() -> AnySelect:
         .join(ChangePoint, ChangePoint.series_id == Series.id)
         .join(Alert, Alert.change_point_id == ChangePoint.id)
         .join(Commit, Commit.id == ChangePoint.commit_id)
+        # So that a database begins there: it would else look at every commit for every series.
+        .where(ChangePoint.id.in_(select(Alert.change_point_id)))
     )
 
 

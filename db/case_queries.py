@@ -176,9 +176,11 @@ def _noise(session: Session, commit: Commit, series_ids: set[int]) -> dict[int, 
     query = query.where(Result.commit_id.in_(ids), counts(), Result.status == Status.OK)
     # Sorted here: a database would join and sort tens of thousands of rows for it.
     rows = [
-        (row[0], places[row[1]], row[2] or 0, row[3], row[4])
-        for row in session.connection().execute(query)
-        if row[4] and row[0] in series_ids
+        (series_id, places[commit_id], started or 0, result_id, value)
+        for series_id, commit_id, started, result_id, value in session.connection()
+        .execute(query)
+        .all()
+        if value and series_id in series_ids
     ]
     if not rows:
         return {}

@@ -245,11 +245,12 @@ def _removed(
 ) -> list[CaseComparison]:
     """List the cases that only the baseline has."""
     found = []
+    versions = _versions(head)
     for key, result in base.items():
         if key not in head:
             absent = replace(result, status="skipped", value=None, samples=(), n=0)
             reason = (
-                _version_note(key, head) or f"only on the baseline, where it is {result.status}"
+                _version_note(key, versions) or f"only on the baseline, where it is {result.status}"
             )
             found.append(_settle(_blank(result, absent), Verdict.REMOVED, reason))
     return found
@@ -259,23 +260,37 @@ def _new(base: dict[CaseKey, CaseResult], head: dict[CaseKey, CaseResult]) -> li
     """List the cases that only the contender has; what failed or was skipped is called that."""
     verdicts = {"failed": Verdict.FAILED, "skipped": Verdict.SKIPPED}
     found = []
+    versions = _versions(base)
     for key, result in head.items():
         if key not in base:
             absent = replace(result, status="skipped", value=None, samples=(), n=0)
             reason = (
-                _version_note(key, base) or f"only on the contender, where it is {result.status}"
+                _version_note(key, versions)
+                or f"only on the contender, where it is {result.status}"
             )
             verdict = verdicts.get(result.status, Verdict.NEW)
             found.append(_settle(_blank(absent, result), verdict, reason))
     return found
 
 
-def _version_note(key: CaseKey, others: Iterable[CaseKey]) -> str | None:
+def _versions(keys: Iterable[CaseKey]) -> dict[tuple[str, ...], str]:
+    """Give the version of each case under what else it is; the first one where it has several."""
+    found: dict[tuple[str, ...], str] = {}
+    for key in keys:
+        found.setdefault(_but_for_version(key), key.version)
+    return found
+
+
+def _but_for_version(key: CaseKey) -> tuple[str, ...]:
+    return key.benchmark, key.params, key.metric, key.machine, key.variant
+
+
+def _version_note(key: CaseKey, versions: dict[tuple[str, ...], str]) -> str | None:
     """Say so where a case is one-sided only because its benchmark's version changed."""
-    for other in others:
-        if replace(other, version=key.version) == key:
-            return f"benchmark version {key.version} here, {other.version} on the other side"
-    return None
+    other = versions.get(_but_for_version(key))
+    if other is None:
+        return None
+    return f"benchmark version {key.version} here, {other} on the other side"
 
 
 def _naming_environments(

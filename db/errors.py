@@ -4,6 +4,7 @@
     ├── DatabaseUrlError      the URL cannot be read or names an unknown kind of database
     ├── MissingDatabaseError  no database answers there
     ├── SchemaError           it answers, but its tables are not this version's
+    ├── DamagedDatabaseError  it answers, but its tables cannot be read
     ├── BusyError             others write all the time
     ├── IngestError           a file cannot be read; nothing of the call was written
     ├── AlertError            no alert has that number, or it cannot go there
@@ -28,6 +29,10 @@ class MissingDatabaseError(DbError):
 
 class SchemaError(DbError):
     """The database answers, but its tables are not those of this version."""
+
+
+class DamagedDatabaseError(DbError):
+    """The database answers, but some of its tables are gone or cannot be read."""
 
 
 class BusyError(DbError):

@@ -117,7 +117,7 @@ def overview(session: Session) -> Overview:
     """Count what is stored and list the newest findings."""
 
     def count(table: type[Run | Commit | Machine | Series | Result]) -> int:
-        return session.scalar(select(func.count(table.id))) or 0
+        return session.scalar(select(func.count()).select_from(table)) or 0
 
     return Overview(
         runs=count(Run),
@@ -138,14 +138,23 @@ def still_found() -> ColumnElement[bool]:
 
 
 def _findings(session: Session) -> tuple[Finding, ...]:
+    order = (Commit.committed_at.desc(), ChangePoint.id)
+    # Chosen first: a database would else look for change points of every series at every commit.
+    newest = (
+        select(ChangePoint.id)
+        .join(Commit, Commit.id == ChangePoint.commit_id)
+        .outerjoin(Alert, Alert.change_point_id == ChangePoint.id)
+        .where(still_found())
+        .order_by(*order)
+        .limit(NEWEST_FINDINGS)
+    )
     rows = session.execute(
         with_names(select(ChangePoint, Series, Benchmark, Metric, Machine, Commit, Alert.state))
         .join(ChangePoint, ChangePoint.series_id == Series.id)
         .join(Commit, Commit.id == ChangePoint.commit_id)
         .outerjoin(Alert, Alert.change_point_id == ChangePoint.id)
-        .where(still_found())
-        .order_by(Commit.committed_at.desc(), ChangePoint.id)
-        .limit(NEWEST_FINDINGS)
+        .where(ChangePoint.id.in_(newest))
+        .order_by(*order)
     ).all()
     return tuple(
         Finding(

@@ -1,13 +1,14 @@
 """What single pages read beside `db.queries`: age, samples, noise, telemetry."""
 
 import datetime as dt
+from typing import Any
 
 import pandas as pd
-from sqlalchemy import and_, func, select
+from sqlalchemy import and_, exists, func, select
 from sqlalchemy.orm import Session
 
 from db.counted import counts
-from db.frames import frame_of
+from db.frames import AnySelect, frame_of
 from db.labels import environment_label
 from db.models import (
     Commit,
@@ -25,6 +26,7 @@ from db.models import (
 from db.session import chunks
 
 ENVIRONMENT_COLUMNS = ("machine", "environment", "first", "last", "windows")
+FRESHNESS_COLUMNS = ("machine", "series", "stale", "last_date")
 NOISE_COLUMNS = ("machine", "week", "noise_pct", "results")
 WINDOW_COLUMNS = ("window_id", "machine", "at", "benchmark", "seconds", "validity")
 MOST_WINDOWS = 2_000  # the newest ones are drawn
@@ -34,6 +36,53 @@ MOST_NOISY = 20_000  # results, the newest ones, from which noise is told
 def newest_change(session: Session) -> dt.datetime | None:
     """Say when the data changed last; None where there is none."""
     return session.scalar(select(func.max(Revision.created_at)))
+
+
+def freshness(session: Session) -> pd.DataFrame:
+    """Count each machine's series, and those of them without a result on its newest commit."""
+    has_results = exists().where(Result.series_id == Series.id, counts())
+    query = select(Machine.id, Machine.name, func.count(Series.id)).join(
+        Series, Series.machine_id == Machine.id
+    )
+    rows = []
+    for machine_id, name, total in session.execute(
+        query.where(has_results).group_by(Machine.id).order_by(Machine.name)
+    ):
+        newest = _newest_commit(session, machine_id)
+        fresh = session.scalar(
+            _results_of(machine_id, func.count(Result.series_id.distinct())).where(
+                Commit.committed_at == newest
+            )
+        )
+        rows.append((name, total, total - (fresh or 0), newest))
+    return pd.DataFrame(rows, columns=list(FRESHNESS_COLUMNS))
+
+
+def _newest_commit(session: Session, machine_id: int) -> dt.datetime | None:
+    """Give the date of the newest commit of which a result of the machine counts.
+
+    Commit by commit, because nearly always the first one has it: a machine has a million results.
+    """
+    measured = (
+        select(Commit.committed_at, Commit.id)
+        .where(exists().where(Run.commit_id == Commit.id, Run.machine_id == machine_id))
+        .order_by(Commit.committed_at.desc())
+    )
+    for at, commit_id in session.execute(measured).all():
+        of_it = _results_of(machine_id, Result.id).where(Result.commit_id == commit_id)
+        if session.scalar(of_it.limit(1)) is not None:
+            return at
+    return None
+
+
+def _results_of(machine_id: int, what: Any) -> AnySelect:  # noqa: ANN401 - a column or an aggregate
+    return (
+        select(what)
+        .select_from(Result)
+        .join(Commit, Commit.id == Result.commit_id)
+        .join(Series, Series.id == Result.series_id)
+        .where(Series.machine_id == machine_id, counts())
+    )
 
 
 def samples(session: Session, result_id: int) -> list[float]:
@@ -84,7 +133,7 @@ def noise_by_week(session: Session, machine: str) -> pd.DataFrame:
         .order_by(Result.id.desc())
         .limit(MOST_NOISY)
     )
-    rows = session.execute(query)
+    rows = session.execute(query).all()
     names = ["committed", "started", "value", "q25", "q75"]
     frame = pd.DataFrame([tuple(row) for row in rows], columns=names)
     started = pd.to_datetime(frame["started"].astype(float), unit="ms", utc=True)

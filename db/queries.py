@@ -5,20 +5,18 @@ rank where every commit of a series has one of the same kind, else by date; `ord
 which.
 """
 
-import datetime as dt
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from sqlalchemy import Select, func, or_, select, true
+from sqlalchemy import Select, exists, func, or_, select
 from sqlalchemy.orm import Session
 
 from db.case_queries import case_results
 from db.columns import OrderBasis
 from db.counted import counts
 from db.errors import UnknownCommitError, UnknownSeriesError
-from db.frames import AnyRow, frame_of, listed, numbers, with_names
+from db.frames import AnyRow, frame_of, with_names
 from db.labels import environment_label
 from db.models import (
     Alert,
@@ -35,7 +33,14 @@ from db.models import (
     Series,
     Variant,
 )
-from db.overview_queries import Finding, Overview, commits, machines, overview, still_found
+from db.overview_queries import (
+    Finding,
+    Overview,
+    commits,
+    machines,
+    overview,
+    still_found,
+)
 from db.window_queries import evidence, windows
 
 __all__ = [
@@ -64,9 +69,6 @@ SERIES_COLUMNS = (
     "direction",
     "machine",
     "variant",
-    "results",
-    "last_commit",
-    "last_date",
 )
 EXCLUDED = "excluded"  # the status of what somebody left out
 HISTORY_COLUMNS = (
@@ -123,19 +125,7 @@ def resolve_commit(session: Session, text: str) -> str:
 def series(
     session: Session, *, benchmark: str | None = None, machine: str | None = None
 ) -> pd.DataFrame:
-    """List the series with how many results each has and its newest commit."""
-    wanted = select(Series.id)
-    if benchmark is not None:
-        wanted = wanted.join(Benchmark).where(Benchmark.name == benchmark)
-    if machine is not None:
-        wanted = wanted.join(Machine).where(Machine.name == machine)
-    is_wanted = true() if benchmark is machine is None else Result.series_id.in_(wanted)
-    counted = (
-        select(Result.series_id, func.count().label("results"), listed(Result.commit_id))
-        .where(counts(), is_wanted)
-        .group_by(Result.series_id)
-        .subquery()
-    )
+    """List the series that have a result."""
     query = with_names(
         select(
             Series.id,
@@ -147,25 +137,16 @@ def series(
             Metric.direction,
             Machine.name,
             Variant.label,
-            *list(counted.c)[1:],
         )
-    ).join(counted, counted.c.series_id == Series.id)
+    ).where(exists().where(Result.series_id == Series.id, counts()))
+    if benchmark is not None:
+        query = query.where(Benchmark.name == benchmark)
+    if machine is not None:
+        query = query.where(Machine.name == machine)
     rows = session.execute(query.order_by(Benchmark.name, Series.id)).all()
-    newest = _newest(session, [row[-1] for row in rows])
-    named = [(*row[:-1], *commit) for row, commit in zip(rows, newest, strict=True)]
-    frame = frame_of(named, SERIES_COLUMNS)
+    frame = frame_of(rows, SERIES_COLUMNS)
     frame["direction"] = frame["direction"].astype(str)
     return frame
-
-
-def _newest(session: Session, commits_listed: Sequence[str]) -> list[tuple[str, dt.datetime]]:
-    """Give hash and date of the newest commit of each list of their ids."""
-    rows = session.execute(select(Commit.committed_at, Commit.sha, Commit.id)).all()
-    ranked = sorted(rows, key=lambda row: (row.committed_at, row.sha))
-    place = np.zeros(1 + max((row.id for row in ranked), default=0), dtype=np.int64)
-    place[[row.id for row in ranked]] = range(len(ranked))
-    newest = [ranked[place[numbers(one)].max()] for one in commits_listed]
-    return [(row.sha, row.committed_at) for row in newest]
 
 
 def history(

@@ -28,7 +28,14 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from db.errors import BusyError, DatabaseUrlError, DbError, MissingDatabaseError, SchemaError
+from db.errors import (
+    BusyError,
+    DamagedDatabaseError,
+    DatabaseUrlError,
+    DbError,
+    MissingDatabaseError,
+    SchemaError,
+)
 from db.models import Commit
 
 DEFAULT_URL = "sqlite:///ddtree-bench.db"  # where nobody names another
@@ -60,6 +67,8 @@ def open_database(url: str, *, must_exist: bool) -> Engine:
         Nothing answers there, or (`must_exist`) it has no tables.
     SchemaError
         Its tables are of another version; `upgrade` brings them up to date.
+    DamagedDatabaseError
+        The file is cut off or overwritten.
     """
     engine = _connectable(url, must_exist=must_exist)
     try:
@@ -247,6 +256,11 @@ def _revisions(engine: Engine) -> tuple[str | None, str | None]:
         if "not a database" in reason:
             raise SchemaError(
                 f"database: expected a SQLite file at {_shown(engine.url)}, got another kind"
+            ) from None
+        if "malformed" in reason:
+            raise DamagedDatabaseError(
+                f"database: expected a whole SQLite file at {_shown(engine.url)}, got a damaged "
+                f"one ({reason}); a backup or the result files bring it back"
             ) from None
         raise MissingDatabaseError(
             f"database: expected one at {_shown(engine.url)}, none answers ({reason})"

@@ -169,6 +169,24 @@ def build_empty(url: str) -> None:
     open_database(url, must_exist=False).dispose()
 
 
+def build_one_commit(url: str, *, name: str = "step.Step.time_step", said: str = "first") -> None:
+    """Store two results of one commit on one machine: one measured, one failed."""
+    engine = open_database(url, must_exist=False)
+    with Session(engine) as session, session.begin():
+        filler = Filler(session)
+        variant = filler.add(
+            Variant(label=said, python="3.11", requirements={}, env_vars={}, digest=1)
+        )
+        time = filler.add(Metric(name="time", unit="seconds", direction="lower"))
+        machine = filler.add(Machine(name=said, cpu=said, num_cpu="2"))
+        run = filler.run(filler.commit(0, subject=said), machine, variant)
+        for params, value in ((f"text={said}", 0.01), ("text=other", None)):
+            series = _series(filler, name, params, time, machine, variant)
+            filler.result(series, run, value, q25=None, q75=None)
+        filler.add(Revision(kind="ingest", created_at=START, summary={}))
+    engine.dispose()
+
+
 def _series(filler, name, params, metric, machine, variant) -> Series:
     benchmark = filler.session.query(Benchmark).filter_by(name=name).one_or_none()
     if benchmark is None:

@@ -40,7 +40,7 @@ def served(database, log):
     """Serve the pages as the command does, on a port of their own."""
     port = free_port()
     command = [
-        *(sys.executable, "-m", "streamlit", "run", str(ROOT / "dashboard" / "app.py")),
+        *(sys.executable, "-m", "streamlit", "run", str(ROOT / "dashboard" / "serving.py")),
         *(f"--server.port={port}", "--server.headless=true", "--server.fileWatcherType=none"),
         *("--server.address=127.0.0.1", *SERVER_FLAGS),
     ]

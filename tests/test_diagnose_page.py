@@ -159,13 +159,3 @@ def test_the_incident_stands_beside_its_reproduction(recorded):
     tables = [table.value for table in app.table]
     assert tables[0].loc["time"].tolist()[0] == "327 ms"
     assert "page size 1" in text
-
-
-def test_a_run_without_telemetry_is_told(recorded, tmp_path):
-    url = f"sqlite:///{tmp_path}/empty.db"
-    open_database(url, must_exist=False).dispose()
-
-    app = opened("diagnose", url)
-
-    assert not app.exception
-    assert "No telemetry is stored yet" in words(app)

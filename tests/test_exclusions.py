@@ -50,7 +50,10 @@ def tree(engine, tmp_path, monkeypatch):
 def counted(engine):
     with Session(engine) as session:
         frame = series(session)
-        return dict(zip(frame["benchmark"], frame["results"], strict=True))
+        return {
+            name: len(history(session, series_id))
+            for name, series_id in zip(frame["benchmark"], frame["series_id"], strict=True)
+        }
 
 
 def test_excluded_results_are_in_no_history_comparison_noise_or_evidence(engine, tree):

@@ -71,21 +71,6 @@ def test_charts_follow_the_schema():
     machine_charts.noise(weeks).to_dict()
 
 
-def test_an_empty_database_has_no_machine(tmp_path):
-    address = f"sqlite:///{tmp_path}/empty.db"
-    demo.build_empty(address)
-
-    for name, said in (
-        ("machines", "No machine has measured anything yet"),
-        ("alerts", "No alert was ever opened"),
-        ("compare", "No commit has results yet"),
-    ):
-        app = opened(name, address)
-        assert not app.exception
-        assert said in words(app)
-        assert "Nothing has been stored yet" in words(app)
-
-
 @pytest.mark.parametrize(
     ("age", "text"),
     [

@@ -19,13 +19,12 @@ from dashboard.selection import (
     distinct_names,
     link_query,
     narrow,
-    newest_by_machine,
     param_columns,
     parse_params,
     twin_columns,
     with_param_columns,
 )
-from dashboard.words import escaped
+from dashboard.words import LONGEST, escaped
 from db.labels import canonical_params
 from db.queries import Finding
 
@@ -40,7 +39,6 @@ def series_frame(*rows: dict[str, object]) -> pd.DataFrame:
         "metric": "time",
         "machine": "h200-1",
         "variant": "python 3.11",
-        "last_date": DAY,
     }
     return pd.DataFrame([{"series_id": i, **defaults, **row} for i, row in enumerate(rows)])
 
@@ -125,16 +123,6 @@ def test_a_link_names_the_case_and_its_machine():
         "p.context": "1024",
         "p.page_size": "1",
     }
-
-
-def test_a_series_behind_its_machine_is_stale():
-    late = DAY - dt.timedelta(days=3)
-    table = newest_by_machine(
-        series_frame({}, {"last_date": late}, {"machine": "ci-cpu", "last_date": late})
-    ).set_index("machine")
-
-    assert table["stale"].to_dict() == {"h200-1": 1, "ci-cpu": 0}
-    assert table["series"].to_dict() == {"h200-1": 2, "ci-cpu": 1}
 
 
 def test_the_worst_regression_comes_first_and_noise_last():
@@ -238,4 +226,12 @@ def test_series_are_aligned_by_position_and_by_date_where_positions_do_not_compa
 
 
 def test_text_from_elsewhere_writes_no_markdown():
-    assert escaped("a [b](c) *d* $e$ :red[f]") == r"a \[b\]\(c\) \*d\* \$e\$ \:red\[f\]"
+    assert escaped("a [b](c) *d*\n$e$ :red[f]") == r"a \[b\]\(c\) \*d\* \$e\$ \:red\[f\]"
+
+
+def test_text_from_elsewhere_is_short_and_turns_nothing_around_it():
+    assert escaped("y" * 10_000) == "y" * LONGEST + "…"
+    turned = escaped("\u202eevil\u2069")
+    assert (turned[0], turned[-1]) == ("\u2068", "\u2069")
+    assert "\u2069" not in turned[:-1]
+    assert escaped("µs → 😀") == "µs → 😀"

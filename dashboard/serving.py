@@ -1,0 +1,42 @@
+"""The server of the pages: Streamlit's, with a first page that knows where its server is.
+
+A browser that opens a page by its own address would look for the server below that address first,
+which ends in two errors on its console; and Streamlit knows its first page under no name.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import streamlit as st
+from altair.utils.schemapi import disable_debug_mode
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from dashboard.theme import FIRST_PAGE, PAGES
+
+_INDEX: Final = Path(st.__file__).with_name("static") / "index.html"
+# As the page's own files are addressed: relative to what the browser shows, under any proxy.
+_SERVER: Final = (
+    "<script>window.__streamlit={BACKEND_BASE_URL:new URL('./',location.href).href}</script>"
+)
+
+
+async def _index(_: Request) -> Response:
+    page = _INDEX.read_text(encoding="utf-8").replace("<head>", f"<head>{_SERVER}", 1)
+    return HTMLResponse(page, headers={"Cache-Control": "no-cache"})
+
+
+async def _first(request: Request) -> Response:
+    return RedirectResponse(f"./?{request.url.query}" if request.url.query else "./")
+
+
+# Every part of a chart would be checked while it is made; the tests check them all.
+disable_debug_mode()
+app = st.App(
+    Path(__file__).with_name("app.py"),
+    routes=[
+        Route(f"/{FIRST_PAGE}", _first),
+        *(Route(f"/{name}", _index) for name in ("", *PAGES)),
+    ],
+)
