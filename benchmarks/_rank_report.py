@@ -88,6 +88,7 @@ class Report:
             "ceilings": asdict(ceilings),
             **common,
             "rows": [],
+            "fills": [],
         }
 
     def add(self, preset: str, measured: Row) -> None:
@@ -106,6 +107,17 @@ class Report:
         for facts in self._facts["rows"]:
             if (facts["preset"], facts["context"], facts["backend"]) == named:
                 facts["work"] = asdict(work)
+        self._keep()
+
+    def add_fill(self, preset: str, num_tokens: int, backend: str, seconds: float) -> None:
+        """Tell how long a whole prompt took."""
+        chunk = self._facts["layout"]["prefill_chunk"]
+        say(
+            f"{num_tokens:8} {backend:14} filled in {seconds:.2f} s by chunks of {chunk}, "
+            f"{num_tokens / seconds:.0f} tokens a second"
+        )
+        named = {"preset": preset, "num_tokens": num_tokens, "backend": backend}
+        self._facts["fills"].append(named | {"seconds": seconds})
         self._keep()
 
     def add_failure(self, preset: str, context: int, backend: str, error: Exception) -> None:

@@ -2,9 +2,10 @@
 
 For each context and attention backend the step's time, then stage by stage beside the floor: the
 bytes a stage must read, or the products it must do, at the rates measured in this process. Weights
-are drawn once for all contexts of a preset. Then what a chunk of a prompt takes there, and what one
-step asks of the device: launches, waits and the share of its time in which some kernel ran. A row
-that fails says why, and the next one follows. ``--json`` keeps all figures, rewritten row by row.
+are drawn once for all contexts of a preset. Then what a chunk of a prompt takes there, what a whole
+prompt takes from its first token on if ``--fill`` says how long it is, and what one step asks of
+the device: launches, waits and the share of its time in which some kernel ran. A row that fails
+says why, and the next one follows. ``--json`` keeps all figures, rewritten row by row.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import gc
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -69,6 +70,19 @@ class Layout:
     prefill_chunk: int
     most_kernels: int  # listed of a step
 
+    def config(self, backend: str, max_context: int) -> EngineConfig:
+        """Return the configuration of an engine."""
+        return EngineConfig(
+            node_budget=NODE_BUDGET,
+            page_size=self.page_size,
+            cache_layout=self.cache_layout,
+            attention_backend=backend,
+            moe_backend=self.moe_backend,
+            graphs=self.graphs,
+            tree_backend=self.tree_backend,
+            max_context=max_context,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Planted:
@@ -82,16 +96,7 @@ class Planted:
     def of(cls, models: Preset, context: int, backend: str, layout: Layout) -> Planted:
         """Plant `context` committed rows and the step behind them."""
         ahead = 4 * models.drafter.config.block_size
-        config = EngineConfig(
-            node_budget=NODE_BUDGET,
-            page_size=layout.page_size,
-            cache_layout=layout.cache_layout,
-            attention_backend=backend,
-            moe_backend=layout.moe_backend,
-            graphs=layout.graphs,
-            tree_backend=layout.tree_backend,
-            max_context=context + ahead + layout.prefill_chunk,
-        )
+        config = layout.config(backend, context + ahead + layout.prefill_chunk)
         target, num_rows = PlantedTarget(models.target), context - layout.commit_length
         continuation = target.continuation(1 + num_rows, ahead)
         drafter = PlantedDrafter(models.drafter, [continuation], layout.commit_length)
@@ -162,6 +167,23 @@ def row(models: Preset, context: int, backend: str, layout: Layout, ceilings: Ce
     return measured
 
 
+def fill_s(models: Preset, num_tokens: int, backend: str, layout: Layout) -> float:
+    """Prefill a drawn prompt, its cache and drafter rows, and return the seconds it took."""
+    config = replace(layout.config(backend, num_tokens + 1), prefill_chunk=layout.prefill_chunk)
+    engine = Engine(models.target, models.drafter, config)
+    draws = torch.Generator().manual_seed(0)
+    drawn = torch.randint(models.target.config.vocab_size, (num_tokens + 1,), generator=draws)
+    tokens: list[int] = drawn.tolist()
+    engine.release(engine.prefill([tokens[: 1 + 2 * layout.prefill_chunk]]))  # which compiles
+    wait_for(engine.target.device)
+    started_s = time.perf_counter()
+    batch = engine.prefill([tokens])
+    wait_for(engine.target.device)
+    seconds = time.perf_counter() - started_s
+    batch.cache.check_integrity()
+    return seconds
+
+
 def check(planted: Planted) -> None:
     """Refuse a step whose numbers are no numbers or whose cache is torn."""
     engine, batch = planted.engine, planted.batch
@@ -203,6 +225,13 @@ def measure(name: str, models: Preset, asked: argparse.Namespace, report: Report
             except failures() as error:
                 report.add_failure(name, context, backend, error)
             forget()
+    if asked.fill:
+        backend = asked.backends[-1]
+        try:
+            report.add_fill(name, asked.fill, backend, fill_s(models, asked.fill, backend, layout))
+        except failures() as error:
+            report.add_failure(name, asked.fill, backend, error)
+        forget()
     return measured
 
 
@@ -276,10 +305,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tree-backend", default="cuda" if DEVICE == "cuda" else "host")
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--prefill-chunk", type=int, default=512, help="tokens; 0 leaves it out")
+    parser.add_argument(
+        "--fill", type=int, default=0, help="tokens of a prompt for the last backend to prefill"
+    )
     parser.add_argument("--kernels", type=int, default=0, help="slowest ones to list of a step")
     parser.add_argument("--json", type=Path, help="a file for all figures")
     asked = parser.parse_args(arguments)
     names = asked.presets or list(RANKS)[:1]
+    if asked.fill and asked.prefill_chunk < 1:
+        parser.error(f"fill: expected a prefill chunk of at least 1, got {asked.prefill_chunk}")
     unknown = [name for name in names if name not in RANKS]
     if unknown:
         parser.error(f"presets: expected some of {', '.join(RANKS)}, got {unknown[0]!r}")

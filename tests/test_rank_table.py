@@ -139,7 +139,7 @@ def test_a_rank_is_drawn_and_its_table_printed_and_kept(named, capsys, monkeypat
     monkeypatch.setitem(_rank_table.RANKS, "kimi-k2.6-tp8-rank", SMALL)
     file = tmp_path / "rank.json"
     backends = ["--backends", "triton_split", "reference", "--moe-backend", "reference"]
-    options = ["--steps", "2", "--prefill-chunk", "0", "--json", str(file)]
+    options = ["--steps", "2", "--prefill-chunk", "48", "--fill", "100", "--json", str(file)]
 
     _rank_table.main([*named, "--contexts", "64", *backends, *options])
 
@@ -150,6 +150,8 @@ def test_a_rank_is_drawn_and_its_table_printed_and_kept(named, capsys, monkeypat
     # No GPU: a row that cannot be, and the next one all the same.
     assert lines[3].split()[:4] == ["64", "triton_split", "failed:", "BackendError:"]
     assert lines[4].split()[:2] == ["64", "reference"]
+    assert lines[6].split()[:4] == ["100", "reference", "filled", "in"]
+    assert " by chunks of 48, " in lines[6]
     kept = json.loads(file.read_text())
     failed, measured = kept["rows"]
     assert failed["error"].startswith("BackendError: ")
@@ -157,7 +159,15 @@ def test_a_rank_is_drawn_and_its_table_printed_and_kept(named, capsys, monkeypat
     assert measured["step_s"] == pytest.approx(sum(measured["step_times_s"]) / 2)
     assert set(measured["stages_s"]) == set(measured["floors_s"]) == set(STAGES)
     assert kept["layout"]["num_steps"] == 2
+    assert [(one["num_tokens"], one["seconds"] > 0.0) for one in kept["fills"]] == [(100, True)]
     assert kept["ceilings"]["read_bytes_per_s"] == 1e9
+
+
+def test_a_prompt_is_not_filled_in_no_chunks(capsys):
+    with pytest.raises(SystemExit):
+        _rank_table.main(["--fill", "100", "--prefill-chunk", "0"])
+
+    assert "fill: expected a prefill chunk of at least 1, got 0" in capsys.readouterr().err
 
 
 def test_only_ranks_have_such_a_table(capsys):
