@@ -54,24 +54,24 @@ class CalibratedDrafter(PlantedDrafter):
     confidence : float
         Between 0 and 1: c, but for what lies behind the last candidate.
     seed : int
-        Of the places at which the right tokens stand.
+        Of the ranks at which the right tokens stand, drawn anew for every block: steps that are
+        taken back and run again are other steps.
     """
 
     def __init__(
         self, drafter: DraftModel, continuation: Sequence[int], confidence: float, seed: int = 0
     ) -> None:
         super().__init__(drafter, [continuation], drafter.config.block_size)
-        weights = rank_probs(confidence)
-        source = random.Random(seed)  # noqa: S311 - any ranks will do, but always the same
-        self._ranks = source.choices(range(NUM_RANKS), weights, k=len(continuation))
+        self._weights = rank_probs(confidence)
+        self._source = random.Random(seed)  # noqa: S311 - any ranks will do
         self._decay = math.log1p(-confidence)
 
     def block_tokens(self, request: DraftRequest) -> list[list[int]]:
         """Return each root and the first candidate of each depth; errors are as in the base."""
         vocab_size = self.config.vocab_size
         blocks = super().block_tokens(request)
-        for block, start in zip(blocks, request.num_generated, strict=True):
-            ranks = self._ranks[start : start + len(block) - 1]
+        for block in blocks:
+            ranks = self._source.choices(range(NUM_RANKS), self._weights, k=len(block) - 1)
             block[1:] = [(t + r) % vocab_size for t, r in zip(block[1:], ranks, strict=True)]
         return blocks
 

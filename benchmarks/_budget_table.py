@@ -6,14 +6,16 @@ engine for every fixed budget and one that may have as many nodes as the largest
 them by a cost table measured just before. All decode the same tokens, in turns; a sample is the
 seconds of a run by the tokens it committed, and a ratio compares the two runs of one round.
 
-What the adaptive policy cannot know, and pays for: its table has commits of a root alone, its trees
-are built whole before they are cut, and it weighs after the draft is done. It believes the drafter.
-Beside each budget stand its stages and what its trees committed of what they promised,
-behind all of them the cost table: they say which of these it was, or that the table was off.
+The adaptive engine is the same one in all rounds, so what it learns of a text's odds in the warm-up
+it knows in the others, as one that serves many such texts would. It pays for its search, which goes
+a bucket farther than what it verifies, and for weighing, after the draft is done; its table has
+commits of a root alone. Beside each budget stand its stages and what its trees committed of what
+they promised, behind all of them the cost table and the odds: they say which of these it was.
 
 The best fixed budget is the one that was the fastest here, so it has luck on its side; nobody knows
-it beforehand. Decoding without drafts is no budget. At temperature 0 trees commit more than they
-promise, since a target then says its likeliest token always; at 1 promises hold.
+it beforehand. One window of a text is some dozen steps, of which one more or less is 8 %: three say
+more. Decoding without drafts is no budget. At temperature 0 trees commit more than they promise,
+since a target then says its likeliest token always; at 1 promises hold.
 """
 
 from __future__ import annotations
@@ -307,7 +309,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--confidences", type=float, nargs="*", default=[0.2, 0.6, 0.9], help="between 0 and 1")
     add("--steps", type=int, default=4, help="of a rank's run, 6 at most")
     add("--rounds", type=int, default=7)
-    add("--repetitions", type=int, default=10, help="of each pass of the cost table")
+    add("--repetitions", type=int, default=30, help="of each bucket of the cost table")
     add("--page-size", type=int, default=64)
     add("--attention-backend", default=BACKENDS[DEVICE])
     add("--moe-backend", default=MOE_BACKENDS[DEVICE])
