@@ -152,27 +152,30 @@ def _commit(folder: Path, subject: str, date: str) -> None:
 
 
 def keep(repository: Path, commits: str, machine: str, to: Path) -> int:
-    """Gather results, telemetry and order of a range below `to`; return how many files it holds."""
+    """Gather results, telemetry and order of a range below `to`; return how many commits it has.
+
+    Commits of the range that were not measured are left out.
+    """
     log = ("log", "--reverse", "--first-parent", "--format=%H%x09%at%x09%s", commits)
-    lines = _git(repository, *log).splitlines()
-    shas = {line.split("\t")[0] for line in lines}
+    subjects = {line.split("\t")[0]: line for line in _git(repository, *log).splitlines()}
     results = repository / RESULTS
     (to / machine).mkdir(parents=True, exist_ok=True)
     (to / "telemetry").mkdir(exist_ok=True)
-    (to / "commits.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     shutil.copy(results / "benchmarks.json", to / "benchmarks.json")
-    count = 0
+    kept: set[str] = set()
     for path in sorted((results / machine).glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         if path.name == "machine.json":
             shutil.copy(path, to / machine / path.name)
-        elif content["commit_hash"] in shas:
+        elif content["commit_hash"] in subjects:
             _keep_result(content, to / machine)
-            count += 1
-    if not count:
+            kept.add(content["commit_hash"])
+    if not kept:
         raise DemoError(f"results: expected some of {commits} on {machine}, found none")
-    _keep_lines(results / "telemetry", shas, machine, to / "telemetry" / f"{machine}.jsonl")
-    return count
+    order = [line for sha, line in subjects.items() if sha in kept]
+    (to / "commits.tsv").write_text("\n".join(order) + "\n", encoding="utf-8")
+    _keep_lines(results / "telemetry", kept, machine, to / "telemetry" / f"{machine}.jsonl")
+    return len(kept)
 
 
 def _keep_result(content: dict[str, object], folder: Path) -> None:
