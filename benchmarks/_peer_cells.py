@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 PEERS_VARIABLE: Final = "DDTREE_BENCH_PEERS"  # folder of peers that are not importable
-OURS: Final = ("cuda", "triton_split", "triton_serial")  # backends of the op, with the tree's mask
+# Backends of the op, with the tree's mask.
+OURS: Final = ("cuda", "cuda_mma", "triton_split", "triton_serial")
 TREE_PEERS: Final = ("sglang_triton", "fa3_cascade", "flashinfer_fa3_cascade")
 CHAIN_PEERS: Final = ("flashmla", "fa3", "flashinfer_fa3", "flashinfer_fa2", "vllm_triton")
 IMPLEMENTATIONS: Final = (*OURS, *TREE_PEERS, *CHAIN_PEERS)

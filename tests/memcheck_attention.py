@@ -1,9 +1,11 @@
-"""Small calls of every backend of tree attention, to be run under compute-sanitizer's memcheck.
+"""Small calls of every backend of tree attention, to be run under compute-sanitizer.
 
     compute-sanitizer --tool memcheck python -m tests.memcheck_attention
+    compute-sanitizer --tool racecheck python -m tests.memcheck_attention cuda_mma
 
-Every tensor is as large as it must be and no larger; with PYTORCH_NO_CUDA_MEMORY_CACHING=1 each
-is an allocation of its own. With the argument `planted` a page id is no page: an error to find.
+Backends that are named run alone. Every tensor is as large as it must be and no larger; with
+PYTORCH_NO_CUDA_MEMORY_CACHING=1 each is an allocation of its own. With the argument `planted` a
+page id is no page: an error to find.
 """
 
 import sys
@@ -34,12 +36,12 @@ def exact(arguments):
     return arguments | {"page_table": table, "kv_pages": pages}
 
 
-def main(*, is_planted):
+def main(backends, *, is_planted):
     for case in (each for hybrid in (False, True) for each in calls(hybrid=hybrid)):
         arguments = exact(OP.inputs(case, device="cuda", dtype=torch.bfloat16))
         if is_planted:
             arguments["page_table"][0, 0] = 2**20
-        for backend in KERNEL_BACKENDS:
+        for backend in backends:
             options = {}
             if backend != "triton_serial":
                 floats = workspace_size(**arguments, backend=backend)
@@ -49,4 +51,5 @@ def main(*, is_planted):
 
 
 if __name__ == "__main__":
-    main(is_planted="planted" in sys.argv[1:])
+    named = [name for name in KERNEL_BACKENDS if name in sys.argv[1:]]
+    main(named or KERNEL_BACKENDS, is_planted="planted" in sys.argv[1:])

@@ -3,7 +3,7 @@ import torch
 
 from engine.errors import BackendError
 from engine.kernels import OPS, cubin
-from engine.kernels.tree_attention import cuda_sm90
+from engine.kernels.tree_attention import cuda_cuts, cuda_launch
 from engine.kernels.tree_attention.cases import TreeAttentionCase, chain
 from engine.kernels.tree_attention.problem import pose
 
@@ -86,33 +86,54 @@ def test_a_source_that_does_not_compile_is_an_error_with_the_compilers_words(sou
     ],
 )
 def test_few_packed_rows_are_cut_into_the_fewest_blocks_of_equal_size(tokens, num_heads, rows):
-    cut = cuda_sm90.cut_of(problem(tokens, num_heads))
+    cut = cuda_launch.cut_of("cuda", problem(tokens, num_heads), 90)
 
     assert (cut.source, cut.rows) == ("tree_attention_sm90.cu", rows)
 
 
 @pytest.mark.parametrize(("tokens", "num_heads"), [(28, 8), (65, 8), (9, 64), (129, 128)])
 def test_many_packed_rows_go_to_the_wide_kernel(tokens, num_heads):
-    assert cuda_sm90.cut_of(problem(tokens, num_heads)) is cuda_sm90.WIDE
+    assert cuda_launch.cut_of("cuda", problem(tokens, num_heads), 90) is cuda_cuts.WIDE
 
 
-@pytest.mark.parametrize("tokens", [pytest.param(1, id="narrow"), pytest.param(65, id="wide")])
-def test_a_source_refuses_another_amount_of_shared_memory_than_it_lays_out(tokens):
+@pytest.mark.parametrize(
+    ("tokens", "num_heads", "rows"), [(1, 8, 8), (5, 8, 40), (9, 8, 40), (1, 128, 32), (65, 8, 40)]
+)
+def test_every_device_runs_one_kernel_which_is_the_default_beside_hopper(tokens, num_heads, rows):
+    posed = problem(tokens, num_heads)
+    cuts = {cuda_launch.cut_of("cuda_mma", posed, arch) for arch in (90, 100, 120)}
+    cuts |= {cuda_launch.cut_of("cuda", posed, arch) for arch in (100, 120)}
+
+    (cut,) = cuts
+    assert (cut.source, cut.rows) == ("tree_attention_mma.cu", rows)
+    assert [cut.arch_name(arch) for arch in (90, 120)] == ["sm_90", "sm_120"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "backend"),
+    [
+        pytest.param(1, "cuda", id="narrow"),
+        pytest.param(65, "cuda", id="wide"),
+        pytest.param(1, "cuda_mma", id="mma"),
+    ],
+)
+def test_a_source_refuses_another_amount_of_shared_memory_than_it_lays_out(tokens, backend):
     posed = problem(tokens, 8)
-    source, macros = cuda_sm90.cut_of(posed).source, cuda_sm90.macros(posed)
+    cut = cuda_launch.cut_of(backend, posed, 90)
+    macros, arch = cuda_launch.macros(posed, cut), cut.arch_name(90)
     asked = {**macros, "SHARED_BYTES": macros["SHARED_BYTES"] - 8}
 
-    cubin.compile_cubin(source, arch=cuda_sm90.ARCH, macros=macros)
+    cubin.compile_cubin(cut.source, arch=arch, macros=macros)
     with pytest.raises(BackendError, match="shared memory the launch asks for"):
-        cubin.compile_cubin(source, arch=cuda_sm90.ARCH, macros=asked)
+        cubin.compile_cubin(cut.source, arch=arch, macros=asked)
 
 
 def test_rows_the_kernel_does_not_take_have_no_kernels():
-    served = cuda_sm90.kernels(problem(9, 8), 90)
+    served = cuda_launch.kernels("cuda", problem(9, 8), 90)
 
     assert [kernel.name for kernel in served] == ["tree_attention", "merge"]
-    assert cuda_sm90.kernels(problem(9, 8, dtype=torch.float32), 90) == ()
-    assert cuda_sm90.kernels(problem(9, 8, value_dim=64), 90) == ()
+    assert cuda_launch.kernels("cuda", problem(9, 8, dtype=torch.float32), 90) == ()
+    assert cuda_launch.kernels("cuda", problem(9, 8, value_dim=64), 90) == ()
 
 
 def test_tensors_of_the_cpu_are_refused():
@@ -137,4 +158,4 @@ def test_the_parameters_are_laid_out_as_the_source_declares_them():
         if name.strip()
     ]
 
-    assert names == [name for name, _ in cuda_sm90.Params._fields_]
+    assert names == [name for name, _ in cuda_launch.Params._fields_]

@@ -2,7 +2,7 @@
 
 The op table is walked: what its backends launch for its production cases in bfloat16 and float32,
 on each of their architectures. Without `--exhaustive` pages of 1, 64 and 128 rows stand for all,
-and of grouped experts the fewest tokens and the most.
+of 1 and 64 for CUDA C++, and of grouped experts the fewest tokens and the most.
 Shared memory is what a launch asks for and what the cubin says, the stack is the cubin's.
 Kernels that no backend lists are looked for in the sources.
 """
@@ -54,6 +54,8 @@ OTHER_CASES = (
     *(HeadRowsCase, DraftTreeCase, WalkTreeCase),
 )
 EXHIBITS = ("triton_serial", "ladder")  # measured, not served
+# Of attention: a page's size only finds addresses there, and `cuda` has the kernels of both.
+CUDA = ("cuda", "cuda_mma")
 # Most and fewest tokens; a choice among all, and among the experts of groups; a rank's heads; each
 # kind of product.
 SHORT_CASES = (
@@ -93,6 +95,8 @@ def in_short(name, case, dtype):
     if name in EXHIBITS or dtype == torch.float32:
         is_both = name in EXHIBITS and dtype == torch.float32
         return case.page_size == 1 and not case.hybrid and not is_both
+    if name in CUDA:
+        return name == "cuda" and (case.page_size, case.hybrid) in ((1, False), (64, True))
     # Shorter than a tile, as long, longer; and beside a scratch.
     return case.page_size == 64 or (case.page_size in (1, 128) and not case.hybrid)
 

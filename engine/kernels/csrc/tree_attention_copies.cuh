@@ -2,6 +2,7 @@
 // tree_attention_line.cuh. Chunks of 64 dims, rows of 128 bytes swizzled by 128.
 #pragma once
 
+#include "hopper.cuh"
 #include "tree_attention_line.cuh"
 
 constexpr int kChunkBytes = kKeys * 128;
@@ -71,22 +72,3 @@ __device__ __forceinline__ void load_tiles(const Params& p, const Copy& copy) {
     }
   }
 }
-
-// Where the result of packed row `packed` of a piece and its log-sum-exp go; null where nowhere.
-struct Place {
-  bf16_bits* out = nullptr;
-  float* lse = nullptr;
-
-  __device__ __forceinline__ Place(const Params& p, const Piece& piece, int packed, int token,
-                                   int head) {
-    if (!piece.is_whole) {
-      const i64 slot_row = static_cast<i64>(piece.slot) * BLOCK_ROWS + packed - piece.row;
-      lse = p.partial_lse + slot_row;
-      out = p.partial_out + slot_row * kValueDim;
-    } else if (token < p.T) {
-      const i64 n = piece.sequence.index;
-      lse = p.lse + n * p.lse_sequence + token * p.lse_token + head * p.lse_head;
-      out = p.out + n * p.out_sequence + token * p.out_token + head * p.out_head;
-    }
-  }
-};

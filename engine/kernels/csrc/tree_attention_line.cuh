@@ -12,7 +12,7 @@
 // Compile-time: BLOCK_ROWS, PAGE_SIZE, HYBRID (tree rows beside the pages).
 #pragma once
 
-#include "hopper.cuh"
+#include "ptx.cuh"
 
 #ifndef PAGE_SIZE
 #define PAGE_SIZE 1
@@ -272,3 +272,22 @@ __device__ __forceinline__ u64 visible_keys(const Params& p, const Piece& piece,
   if (left > 32) bits |= static_cast<u64>(static_cast<u32>(words[1])) << 32;
   return bits & live;
 }
+
+// Where the result of packed row `packed` of a piece and its log-sum-exp go; null where nowhere.
+struct Place {
+  bf16_bits* out = nullptr;
+  float* lse = nullptr;
+
+  __device__ __forceinline__ Place(const Params& p, const Piece& piece, int packed, int token,
+                                   int head) {
+    if (!piece.is_whole) {
+      const i64 slot_row = static_cast<i64>(piece.slot) * BLOCK_ROWS + packed - piece.row;
+      lse = p.partial_lse + slot_row;
+      out = p.partial_out + slot_row * kValueDim;
+    } else if (token < p.T) {
+      const i64 n = piece.sequence.index;
+      lse = p.lse + n * p.lse_sequence + token * p.lse_token + head * p.lse_head;
+      out = p.out + n * p.out_sequence + token * p.out_token + head * p.out_head;
+    }
+  }
+};

@@ -15,16 +15,17 @@ Bound by that read up to the knee of the machine, by arithmetic beyond it.
 
 Backends: `reference` (PyTorch, any dtype, any device), `triton_serial` and `triton_split`
 (float32, bfloat16 and float16; the architectures in `OP.archs`, or the CPU under
-TRITON_INTERPRET=1), `cuda` (CUDA C++ for Hopper: bfloat16, value_dim 512, rope_dim 64, rows that
-begin at multiples of 16 bytes, a softmax_scale above 0; needs the extra `cuda`).
+TRITON_INTERPRET=1), `cuda` (CUDA C++: bfloat16, value_dim 512, rope_dim 64, rows that begin at
+multiples of 16 bytes, a softmax_scale above 0; needs the extra `cuda`) with the kernel made for the
+device, `cuda_mma` with the one that every device runs, in 99 KB of shared memory.
 
 A CUDA graph: a call can be captured, once one like it was made outside, which compiles and loads
 the kernels, and replayed with other lengths, pages and masks in the same buffers. What a graph
 fixes is the bucket it stands for: N, T and the width of the page table. The number of splits is a
 function of these and of the machine (`default_num_splits`), not of the lengths, so that a graph
 whose table is as wide as the longest context of its bucket serves every step of the bucket;
-`workspace_size` says what to allocate for it. `cuda` has no such number: its blocks cut the work
-themselves, by the lengths they find.
+`workspace_size` says what to allocate for it. `cuda` and `cuda_mma` have no such number: their
+blocks cut the work themselves, by the lengths they find.
 
 A chunk of a prompt is a tree that is one chain, so prefill is the same call: T is not bounded by
 the trees that are drafted, only the words of the mask grow with it.
@@ -34,6 +35,7 @@ Source: arXiv 2412.19437 §2.1.1 (latent rows), arXiv 2604.12989 (the tree).
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +47,8 @@ from engine.kernels.tree_attention.problem import Problem, pose
 from engine.kernels.tree_attention.reference import run as _run_reference
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 __all__ = [
@@ -57,12 +61,23 @@ __all__ = [
 ]
 
 _WHAT = "attention backend"  # as refusals call it
-_TRITON_ARCHS = (90, 100, 120)
-_CUDA_ARCHS = (90,)
+_ARCHS = (90, 100, 120)
 
 
 def _built(kernels: str) -> Build:
-    return Build(_TRITON_ARCHS, later("tree_attention.builds", kernels))
+    return Build(_ARCHS, later("tree_attention.builds", kernels))
+
+
+def _cuda(name: str) -> Backend:
+    def part(function: str) -> Callable[..., Any]:
+        return partial(later("tree_attention.cuda_launch", function), name)
+
+    return Backend(
+        run=part("run"),
+        build=Build(_ARCHS, part("kernels")),
+        programs=part("programs"),
+        workspace_size=part("workspace_size"),
+    )
 
 
 def _split_workspace(problem: Problem) -> int:
@@ -86,12 +101,8 @@ _BACKENDS: dict[str, Backend] = {
         num_splits=later("tree_attention.triton_split", "choose_num_splits"),
         workspace_size=_split_workspace,
     ),
-    "cuda": Backend(
-        run=later("tree_attention.cuda_sm90", "run"),
-        build=Build(_CUDA_ARCHS, later("tree_attention.cuda_sm90", "kernels")),
-        programs=later("tree_attention.cuda_sm90", "programs"),
-        workspace_size=later("tree_attention.cuda_sm90", "workspace_size"),
-    ),
+    "cuda": _cuda("cuda"),
+    "cuda_mma": _cuda("cuda_mma"),
 }
 
 

@@ -1,0 +1,377 @@
+// Tree attention over paged latent rows in 99 KB of shared memory, for any architecture from sm_90 on:
+// S^T = K Q^T, O^T = V^T P^T through mma.sync.
+//
+// As in tree_attention_sm90.cu the packed rows (tokens x heads) stand in the N of the matrix
+// instructions, which comes in steps of 8. Queries of 72 rows would fill shared memory by themselves,
+// so a block has at most 40 rows and their queries in registers: a warp holds a quarter of the dims of
+// all rows, which no two warps of the same keys share. 72 rows are two blocks, whose tiles are read
+// from memory once and from L2 once more.
+//
+// Grid: one block an SM, each with its share of the line (tree_attention_line.cuh). A step is half a
+// tile of the line, 32 cached rows, which lie in shared memory once, as keys and as values.
+//
+// Of a step, by 8 warps that all do the same:
+//   scores  warp w: keys 16 (w / 4) and on, dims 144 (w % 4) and on; sums of a quarter of the dims to
+//           shared memory
+//   weights warp w: rows ROWS / 8 w and on, a lane a key: the four sums added, softmax, weights to
+//           shared memory
+//   values  warp w: dims 64 w and on, O^T in registers
+// Then warp w copies its chunk of the step after the next (cp.async, 16 bytes a lane and copy, zeros for
+// rows that are not live; any page size, page ids asked a step ahead): no other warp reads it after the
+// scores, so that a step has three barriers and a copy a step and a half of time.
+//
+// Shared memory: 2 steps of 32 x 576, in chunks of 64 dims whose rows of 128 bytes are swizzled by 128 |
+// sums 4 x ROWS x 32, padded | weights ROWS x 32 | decays | divisors | places. While an item ends, its
+// rows lie in place of the steps on their way out.
+//
+// A row's shift is its running maximum, raised only when a score exceeds it by RISE.
+//
+// Source of the ideas: flashinfer csrc/xqa/mla_sm120.cu (queries in registers, tiles of 32 rows), DeepSeek
+// FlashMLA docs/20250422-new-kernel-deep-dive.md (value from the key tile), FlashAttention-4 (rescaling
+// only beyond a threshold).
+//
+// Compile-time: ROWS (8..40, a multiple of 8), PAGE_SIZE, HYBRID (tree rows beside the pages),
+// SHARED_BYTES (what the launch asks for, to be compared).
+
+#ifndef ROWS
+#define ROWS 40
+#endif
+#define BLOCK_ROWS ROWS
+
+#include "mma.cuh"
+#include "tree_attention_line.cuh"
+#include "tree_attention_merge.cuh"
+
+constexpr int kWarps = 8;
+constexpr int kStepKeys = kKeys / 2;
+constexpr int kChunks = (kValueDim + kRopeDim) / 64;  // chunks of 64 dims; the last one is rope
+constexpr int kChunkBytes = kStepKeys * 128;
+constexpr int kStageBytes = kChunks * kChunkBytes;
+constexpr int kStages = 2;
+constexpr int kParts = 4;                        // that the dims of a score are cut in
+constexpr int kProducts = kChunks * 4 / kParts;  // of 16 dims, of a part
+constexpr int kGroups = ROWS / 8;                // groups of 8 rows; rows a warp weighs
+constexpr int kBlocks = 4;                       // of 16 value dims, of a warp
+constexpr int kSumPitch = kStepKeys + 4;         // floats of a row of sums; no two of a store share banks
+constexpr int kOutPitch = 64 * 2 + 16;           // bytes of a row of 64 dims on its way out
+constexpr float kRise = 8.0f;                    // RISE, in powers of two
+
+constexpr int kSumOffset = kStages * kStageBytes;
+constexpr int kWeightOffset = kSumOffset + kParts * ROWS * kSumPitch * 4;
+constexpr int kDecayOffset = kWeightOffset + ROWS * kStepKeys * 2;
+constexpr int kDivisorOffset = kDecayOffset + ROWS * 4;
+constexpr int kPlaceOffset = kDivisorOffset + ROWS * 4;
+constexpr int kSharedBytes = kPlaceOffset + ROWS * 8;
+static_assert(ROWS % 8 == 0 && ROWS >= 8 && ROWS <= 40, "rows of a block: 8..40 in steps of 8");
+static_assert(kWarps * 64 == kValueDim, "a chunk of the values a warp");
+static_assert(kWarps * ROWS * kOutPitch <= kSumOffset, "rows on their way out, in place of the steps");
+static_assert(kSharedBytes <= 101376, "shared memory of a block on sm_120");
+#ifdef SHARED_BYTES
+static_assert(kSharedBytes == SHARED_BYTES, "shared memory the launch asks for");
+#endif
+
+// The step after `step` that has rows: the second half of a tile may have none.
+__device__ __forceinline__ int step_after(const Sequence& sequence, int step) {
+  const int context_tiles = (sequence.context_len + kKeys - 1) / kKeys, tile = step / 2;
+  const int rows = tile < context_tiles ? sequence.context_len - tile * kKeys
+                                        : sequence.tree_size - (tile - context_tiles) * kKeys;
+  return step + (step % 2 == 0 && rows <= kStepKeys ? 2 : 1);
+}
+
+// A warp's copies of the steps of a piece, one after the other; lane l finds row l of a step.
+struct Copies {
+  const Params& p;
+  const Piece& piece;
+  u32 shared;
+  int step;
+
+  __device__ __forceinline__ Row row() const {
+    return Row(piece.sequence, step / 2, step % 2 * kStepKeys + (threadIdx.x & 31));
+  }
+  __device__ __forceinline__ bool is_done() const { return step >= 2 * piece.last; }
+
+  // The page of this lane's row, if there is one.
+  __device__ __forceinline__ int page() const {
+    return is_done() ? 0 : row().page(p, piece.sequence);
+  }
+
+  // Start to copy a step whose page is known, and go on to the next. Eight lanes a row, four rows a
+  // copy: of rows 4 part + k the swizzle is that of row k, but for one bit where part is odd.
+  __device__ __forceinline__ void start(int stage, int page) {
+    if (!is_done()) {
+      const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, unit = lane & 7, k = lane >> 3;
+      const bf16_bits* own = row().address(p, piece.sequence, page);
+      const u32 live = __ballot_sync(~0u, own != nullptr) >> k;
+      const u64 from = reinterpret_cast<u64>(own ? own : p.q);  // nothing is read of what is not live
+      const u32 even = shared + stage * kStageBytes + k * 128 + ((unit ^ k) << 4), odd = even ^ 64;
+#pragma unroll
+      for (int part = 0; part < kStepKeys / 4; ++part)
+        copy((part % 2 ? odd : even) + warp * kChunkBytes + part * 512,
+             __shfl_sync(~0u, from, 4 * part + k) + warp * 128 + unit * 16, live >> 4 * part & 1);
+      copy((warp % 2 ? odd : even) + kWarps * kChunkBytes + warp * 512,
+           __shfl_sync(~0u, from, 4 * warp + k) + kValueDim * 2 + unit * 16, live >> 4 * warp & 1);
+      step = step_after(piece.sequence, step);
+    }
+    copies_commit();
+  }
+
+  __device__ __forceinline__ static void copy(u32 to, u64 from, u32 is_live) {
+    copy_16(to, reinterpret_cast<const void*>(from), is_live * 16);
+  }
+};
+
+// The queries of a warp's dims as the products take them, zeros for rows of no token.
+struct Queries {
+  u32 of[kProducts][kGroups][2];
+
+  __device__ __forceinline__ void load(const Params& p, const Piece& piece) {
+    const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5) % kParts * (kProducts * 16);
+    const bf16_bits* base = p.q + piece.sequence.index * p.q_sequence + first + 2 * (lane & 3);
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const int packed = piece.row + 8 * group + (lane >> 2), token = packed / p.H;
+      const bool live = token < piece.sequence.tree_size;
+      const bf16_bits* from = base + token * p.q_token + (packed - token * p.H) * p.q_head;
+#pragma unroll
+      for (int i = 0; i < kProducts; ++i)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          of[i][group][half] =
+              live ? *reinterpret_cast<const u32*>(from + 16 * i + 8 * half) : 0;
+    }
+  }
+};
+
+// The sums of a warp's quarter of the dims, 16 keys and all rows.
+__device__ __forceinline__ void add_scores(unsigned char* smem, u32 keys, const Queries& queries) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, part = warp % kParts;
+  const int first = warp / kParts * 16, key = first + (lane & 15);
+  float sums[kGroups][4] = {};
+#pragma unroll
+  for (int i = 0; i < kProducts; ++i) {
+    const int product = part * kProducts + i, unit = product % 4 * 2 + (lane >> 4);
+    u32 a[4];
+    load_matrices(a, keys + product / 4 * kChunkBytes + key * 128 + ((unit ^ (key & 7)) << 4));
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group)
+      multiply_add(sums[group], a, queries.of[i][group][0], queries.of[i][group][1]);
+  }
+  float* to = reinterpret_cast<float*>(smem + kSumOffset) +
+              (part * ROWS + 2 * (lane & 3)) * kSumPitch + first + (lane >> 2);
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group)
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      to[(8 * group + e % 2) * kSumPitch + e / 2 * 8] = sums[group][e];
+}
+
+// Running softmax of a warp's rows. All lanes know the peaks; a lane keeps the totals of its keys.
+struct Softmax {
+  float peak[kGroups], total[kGroups];
+
+  __device__ __forceinline__ void reset() {
+#pragma unroll
+    for (int r = 0; r < kGroups; ++r) {
+      peak[r] = -kInfinity;
+      total[r] = 0.0f;
+    }
+  }
+
+  // Turn the sums of a step into weights; true where peaks have risen, by what decays say.
+  __device__ __forceinline__ bool weigh(const Params& p, const Piece& piece, int step,
+                                        unsigned char* smem) {
+    const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5) * kGroups;
+    const float* sums = reinterpret_cast<const float*>(smem + kSumOffset) + first * kSumPitch + lane;
+    float scores[kGroups];
+#pragma unroll
+    for (int r = 0; r < kGroups; ++r) {
+      float part[kParts];
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) part[i] = sums[(i * ROWS + r) * kSumPitch];
+      scores[r] = (part[0] + part[1] + (part[2] + part[3])) * p.scale;
+    }
+    const int context_tiles = (piece.sequence.context_len + kKeys - 1) / kKeys, tile = step / 2;
+    if (tile >= context_tiles || (tile + 1) * kKeys > piece.sequence.context_len) {
+#pragma unroll
+      for (int r = 0; r < kGroups; ++r) {
+        const u64 seen = visible_keys(p, piece, tile, first + r) >> (step % 2 * kStepKeys);
+        if (!(seen >> lane & 1)) scores[r] = -kInfinity;
+      }
+    }
+    const bool is_raised = raise(scores, reinterpret_cast<float*>(smem + kDecayOffset) + first);
+    bf16_bits* weights = reinterpret_cast<bf16_bits*>(smem + kWeightOffset);
+#pragma unroll
+    for (int r = 0; r < kGroups; ++r) {
+      // A row that has seen nothing yet keeps peak -inf; shifting by 0 keeps its weights at 0.
+      const float weight = exp2_fast(scores[r] - (peak[r] == -kInfinity ? 0.0f : peak[r]));
+      const int row = first + r, unit = (lane >> 3) ^ (row >> 1 & 3);
+      weights[row * kStepKeys + unit * 8 + (lane & 7)] =
+          static_cast<bf16_bits>(pack_bf16(weight, 0.0f));
+      total[r] += weight;
+    }
+    return is_raised;
+  }
+
+  // Raise the peaks where a score is too far above one: true then. Decays are 1 where none rises.
+  __device__ __forceinline__ bool raise(const float (&scores)[kGroups], float* decays) {
+    bool rises = false;
+#pragma unroll
+    for (int r = 0; r < kGroups; ++r)  // -inf + 8: the first score of a row rises
+      rises |= scores[r] > peak[r] + kRise;
+    const bool is_raised = __any_sync(~0u, rises);
+#pragma unroll
+    for (int r = 0; r < kGroups; ++r) {
+      float decay = 1.0f;
+      if (is_raised) {
+        float raised = fmaxf(scores[r], peak[r]);
+#pragma unroll
+        for (int other = 16; other > 0; other /= 2)
+          raised = fmaxf(raised, __shfl_xor_sync(~0u, raised, other));
+        decay = raised == -kInfinity ? 1.0f : exp2_fast(peak[r] - raised);
+        peak[r] = raised;
+        total[r] *= decay;
+      }
+      if ((threadIdx.x & 31) == 0) decays[r] = decay;
+    }
+    return is_raised;
+  }
+
+  // The log-sum-exp of each row, what its values are divided by and where they go.
+  __device__ __forceinline__ void finish(const Params& p, const Piece& piece, unsigned char* smem) {
+    const int lane = threadIdx.x & 31, row = (threadIdx.x >> 5) * kGroups + lane;
+    float own_total = 0.0f, own_peak = 0.0f;
+#pragma unroll
+    for (int r = 0; r < kGroups; ++r) {
+#pragma unroll
+      for (int other = 16; other > 0; other /= 2)
+        total[r] += __shfl_xor_sync(~0u, total[r], other);
+      if (lane == r) {
+        own_total = total[r];
+        own_peak = peak[r];
+      }
+    }
+    if (lane >= kGroups) return;
+    const int packed = piece.row + row, token = packed / p.H, head = packed - token * p.H;
+    const bool seen = own_total != 0.0f && token < piece.sequence.tree_size;  // NaN is seen
+    const Place place(p, piece, packed, token, head);
+    if (place.lse) *place.lse = seen ? (own_peak + log2_fast(own_total)) * kLn2 : -kInfinity;
+    reinterpret_cast<float*>(smem + kDivisorOffset)[row] = seen ? 1.0f / own_total : 0.0f;
+    reinterpret_cast<bf16_bits**>(smem + kPlaceOffset)[row] = place.out;
+  }
+};
+
+// O^T of a warp's dims. Element (block, group, 2 h + e): dim 16 block + lane / 4 + 8 h of the warp's,
+// row 8 group + 2 (lane % 4) + e.
+struct Values {
+  float of[kBlocks][kGroups][4];
+
+  __device__ __forceinline__ void scale(const unsigned char* factors) {
+    const float* by = reinterpret_cast<const float*>(factors) + 2 * (threadIdx.x & 3);
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const float2 two = *reinterpret_cast<const float2*>(by + 8 * group);
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) of[block][group][e] *= e % 2 ? two.y : two.x;
+    }
+  }
+
+  // Add the values of a step, weighted.
+  __device__ __forceinline__ void add(u32 values, u32 weights) {
+    const int lane = threadIdx.x & 31, unit = (lane >> 3) & 1;
+    values += (threadIdx.x >> 5) * kChunkBytes + ((lane & 7) + 8 * (lane >> 4)) * 128;
+    weights += (lane & 7) * (kStepKeys * 2) + (((lane >> 3) ^ (lane >> 1 & 3)) << 4);
+    u32 b[kGroups][4];
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group)
+      load_matrices(b[group], weights + group * 8 * (kStepKeys * 2));
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+      for (int part = 0; part < kStepKeys / 16; ++part) {
+        u32 a[4];
+        load_turned(a, values + part * 16 * 128 + (((2 * block + unit) ^ (lane & 7)) << 4));
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group)
+          multiply_add(of[block][group], a, b[group][2 * part], b[group][2 * part + 1]);
+      }
+  }
+
+  // Round to bfloat16, turn to [row, dim] in a place of the warp's own and write the rows out.
+  __device__ __forceinline__ void store(u32 shared, unsigned char* smem) const {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const u32 own = shared + warp * ROWS * kOutPitch;
+    const u32 to = own + (lane & 7) * kOutPitch + ((lane >> 3) & 1) * 16;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        const float* v = of[block][group];
+        store_turned(to + group * 8 * kOutPitch + block * 32, pack_bf16(v[0], v[1]),
+                     pack_bf16(v[2], v[3]));
+      }
+    __syncwarp();
+    const bf16_bits* const* places =
+        reinterpret_cast<const bf16_bits* const*>(smem + kPlaceOffset);
+#pragma unroll
+    for (int part = 0; part < ROWS / 4; ++part) {
+      const int row = 4 * part + (lane >> 3), unit = lane & 7;
+      const uint4 eight = shared_16(own + row * kOutPitch + unit * 16);
+      bf16_bits* place = const_cast<bf16_bits*>(places[row]);
+      if (place) *reinterpret_cast<uint4*>(place + warp * 64 + unit * 8) = eight;
+    }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(32 * kWarps, 1)
+    tree_attention(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char smem[];
+  const u32 shared = shared_address(smem);
+  grid_let_next_start();
+  Run run(p);
+  Piece piece;
+  Queries queries;
+  Softmax softmax;
+  Values values;
+  while (run.next(p, piece)) {
+    prefetch_pages(p, piece);
+    __syncthreads();  // the last rows have gone out
+    Copies copies{p, piece, shared, 2 * piece.first};
+    int page = copies.page();
+    {
+      Copies second = copies;
+      second.step = step_after(piece.sequence, copies.step);
+      const int second_page = second.page();
+      copies.start(0, page);
+      page = second_page;
+    }
+    copies.start(1, page);
+    page = copies.page();
+    queries.load(p, piece);
+    softmax.reset();
+#pragma unroll
+    for (int i = 0; i < kBlocks * kGroups * 4; ++i)
+      values.of[i / (kGroups * 4)][i / 4 % kGroups][i % 4] = 0.0f;
+    int stage = 0;
+#pragma unroll 1
+    for (int step = 2 * piece.first; step < 2 * piece.last;
+         step = step_after(piece.sequence, step), stage ^= 1) {
+      const u32 rows = shared + stage * kStageBytes;
+      copies_wait<1>();
+      __syncthreads();
+      add_scores(smem, rows, queries);
+      __syncthreads();
+      const bool is_raised = __syncthreads_or(softmax.weigh(p, piece, step, smem));
+      if (is_raised) values.scale(smem + kDecayOffset);
+      values.add(rows, shared + kWeightOffset);
+      __syncwarp();
+      copies.start(stage, page);
+      page = copies.page();
+    }
+    softmax.finish(p, piece, smem);
+    __syncthreads();
+    values.scale(smem + kDivisorOffset);
+    values.store(shared, smem);
+  }
+}
