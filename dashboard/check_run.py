@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final, Literal
 from dashboard.markdown import one_line
 from dashboard.units import change_text
 from dashboard.verdicts import headline, why
-from db.compare import Verdict
+from db.compare import SEVERITY, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
-    from db.compare import CaseComparison, Comparison
+    from db.compare import CaseComparison, CaseKey, Comparison
     from db.gate import Gate
 
 NAME: Final = "ddtree-bench"
@@ -25,7 +25,7 @@ MOST_ANNOTATIONS: Final = 500  # GitHub takes 50 a call, and nobody reads more t
 LONGEST_SUMMARY: Final = 65_535
 
 _MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
-_LEVELS: Final[dict[Verdict, Literal["failure", "warning"]]] = {
+_LEVELS: Final[dict[Verdict, Literal["failure", "warning", "notice"]]] = {
     Verdict.REGRESSION: "failure",
     Verdict.FAILED: "failure",
     Verdict.REMOVED: "warning",
@@ -48,21 +48,33 @@ class CheckRun:
 
 def check_run(comparison: Comparison, head: str, summary: str, gate: Gate | None) -> CheckRun:
     """Return the check of a comparison; without a gate nothing fails, and bad news is neutral."""
+    answered = () if gate is None else tuple(one.case.key for one in gate.acknowledged)
     encoded = summary.encode()[:LONGEST_SUMMARY].decode(errors="ignore")
-    notes = tuple(_annotations(comparison))[:MOST_ANNOTATIONS]
-    return CheckRun(head, _conclusion(comparison, gate), headline(comparison), encoded, notes)
+    notes = tuple(_annotations(comparison, answered))[:MOST_ANNOTATIONS]
+    conclusion = _conclusion(comparison, gate, answered)
+    return CheckRun(head, conclusion, headline(comparison), encoded, notes)
 
 
-def _conclusion(comparison: Comparison, gate: Gate | None) -> Conclusion:
+def _conclusion(
+    comparison: Comparison, gate: Gate | None, answered: Collection[CaseKey]
+) -> Conclusion:
     if gate is not None and not gate.passes:
         return "failure"
     good = {Verdict.NO_CHANGE, Verdict.IMPROVEMENT}
-    return "success" if comparison.verdict in good else "neutral"
+    left = [case.verdict for case in comparison.cases if case.key not in answered]
+    gravest = min(left, key=SEVERITY.index, default=comparison.verdict)
+    return "success" if gravest in good or (answered and not left) else "neutral"
 
 
-def _annotations(comparison: Comparison) -> Iterator[dict[str, object]]:
+def _annotations(
+    comparison: Comparison, answered: Collection[CaseKey]
+) -> Iterator[dict[str, object]]:
     for case in comparison.cases:
         level = _LEVELS.get(case.verdict)
+        if level == "failure" and case.verdict is Verdict.REGRESSION and not case.confirmed:
+            level = "warning"
+        if case.key in answered:
+            level = "notice"
         module = case.key.benchmark.split(".")[0]
         if level is not None and _MODULE.fullmatch(module):
             yield {

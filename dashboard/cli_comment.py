@@ -14,7 +14,15 @@ from dashboard.check_run import check_run
 from dashboard.cli_base import App, machine_option, pass_app
 from dashboard.cli_compare import stored_comparison
 from dashboard.cli_exit import RefusedError, RefusedResultsError
-from dashboard.cli_gate import asked_gate, fail_on_option, gate_lines, policy_option
+from dashboard.cli_gate import (
+    POLICY,
+    asked_gate,
+    fail_on_option,
+    gate_lines,
+    judged_by,
+    policies_at,
+    policy_option,
+)
 from dashboard.forge_answers import PullRequest
 from dashboard.github import DEFAULT_API_URL, GitHub
 from dashboard.gitlab import MergeRequestNotes, gitlab_http, login
@@ -26,8 +34,7 @@ from db.ingest import ingest
 from db.queries import resolve_commit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from dashboard.cli_gate import Judge
     from db.cases import Comparison
     from db.gate import Gate
 
@@ -48,6 +55,7 @@ class _Asked(TypedDict):
     summary: Path | None
     fail_on: str | None
     policy: Path | None
+    base_policy: str | None
     dashboard: str | None
     api_url: str
     dry_run: bool
@@ -85,6 +93,11 @@ class _Asked(TypedDict):
 @fail_on_option
 @policy_option
 @click.option(
+    "--base-policy",
+    metavar="PATH",
+    help="The same file, as --repository has it on the branch that the pull request targets.",
+)
+@click.option(
     "--dashboard", metavar="URL", envvar="DDTREE_BENCH_DASHBOARD", help="Where links lead."
 )
 @click.option(
@@ -105,28 +118,41 @@ def comment(app: App, **asked: Unpack[_Asked]) -> None:
     Example: ddtree-bench comment --repo octo/engine --pr 7 --base 1a2b3c4 --head 5d6e7f8 --dry-run
     """
     judged = asked_gate(asked["fail_on"], asked["policy"])
+    if asked["base_policy"] is not None and (
+        judged is None or asked["policy"] is not None or asked["repository"] is None
+    ):
+        raise RefusedError("base policy: expected --fail-on and --repository, and no --policy")
     if asked["dry_run"] and asked["base"] is not None and asked["artifact"] is None:
-        click.echo(_said(app, PullRequest(0, asked["base"], asked["head"]), asked, None)[1])
+        click.echo(_said(app, PullRequest(0, asked["base"], asked["head"]), asked, judged)[1])
         return
     if asked["gitlab"] is not None:
-        _note(app, asked["gitlab"], asked)
+        _note(app, asked["gitlab"], asked, judged)
         return
     with GitHub(_token("GITHUB_TOKEN"), asked["api_url"]) as client:
         target, base = _target(client, asked)
+        judged = _judge(target.base, asked) or judged
         found = PullRequest(target.number, base, target.head)
-        comparison, body = _said(app, found, asked, _stored(app, found, asked))
+        said = _said(app, found, asked, judged, _stored(app, found, asked))
         if asked["dry_run"]:
-            click.echo(body)
+            click.echo(said[1])
             return
-        _write(client, found, asked, (comparison, body), judged)
+        _write(client, found, asked, said)
 
 
-def _note(app: App, api_url: str, asked: _Asked) -> None:
+def _judge(tip: str, asked: _Asked) -> Judge | None:
+    """Return how the branch that a pull request targets judges it, where that was asked for."""
+    fail_on, path, root = asked["fail_on"], asked["base_policy"], asked["repository"]
+    if fail_on is None or path is None or root is None:
+        return None
+    return judged_by(fail_on, policies_at(root, tip, path))
+
+
+def _note(app: App, api_url: str, asked: _Asked, judged: Judge | None) -> None:
     """Write the note of a merge request, of which everything must be said here."""
     number, base = asked["pr"], asked["base"]
     if number is None or base is None or asked["check"] or asked["artifact"] is not None:
         raise RefusedError("gitlab: expected --pr and --base, and neither --check nor --artifact")
-    _, body = _said(app, PullRequest(number, base, asked["head"]), asked, None)
+    body = _said(app, PullRequest(number, base, asked["head"]), asked, judged)[1]
     with gitlab_http(_token("GITLAB_TOKEN"), api_url) as http:
         notes = MergeRequestNotes(http, asked["repo"], number)
         done = Sticky(notes, MARKER, asked["author"] or login(http)).upsert(body)
@@ -134,19 +160,14 @@ def _note(app: App, api_url: str, asked: _Asked) -> None:
 
 
 def _write(
-    client: GitHub,
-    target: PullRequest,
-    asked: _Asked,
-    said: tuple[Comparison, str],
-    judged: Callable[[Comparison], Gate] | None,
+    client: GitHub, target: PullRequest, asked: _Asked, said: tuple[Comparison, str, Gate | None]
 ) -> None:
     """Put what is to be said where it was asked for: summary, check, comment."""
-    comparison, body = said
+    comparison, body, gated = said
     if asked["summary"] is not None:
         with asked["summary"].open("a", encoding="utf-8") as file:
             file.write(f"{body}\n")
     if asked["check"]:
-        gated = None if judged is None else judged(comparison)
         run = check_run(comparison, asked["head"], body, gated)
         click.echo(f"check: {run.conclusion} {client.create_check(asked['repo'], run)}")
         for line in [] if gated is None else gate_lines(gated):
@@ -187,8 +208,9 @@ def _stored(app: App, target: PullRequest, asked: _Asked) -> object:
 
 
 def _said(
-    app: App, target: PullRequest, asked: _Asked, decisions: object
-) -> tuple[Comparison, str]:
+    app: App, target: PullRequest, asked: _Asked, judged: Judge | None, decisions: object = None
+) -> tuple[Comparison, str, Gate | None]:
+    """Return the comparison, what is said of it, and what the gate makes of it."""
     with app.reading() as session:
         base, head = resolve_commit(session, target.base), resolve_commit(session, asked["head"])
         comparison = stored_comparison(session, base, head, machine=asked["machine"])
@@ -196,8 +218,12 @@ def _said(
             comparison = confirmed(comparison, read_decisions(decisions, base, head))
         found = explained(session, base, head, comparison)
     newest = None if target.head.startswith(asked["head"]) or head == target.head else target.head
-    context = CommentContext(base, head, newest=newest, dashboard=asked["dashboard"])
-    return comparison, render(comparison, context, found)
+    gated = None if judged is None else judged(comparison)
+    policy = asked["base_policy"] or (asked["policy"].name if asked["policy"] else POLICY)
+    context = CommentContext(
+        base, head, newest=newest, dashboard=asked["dashboard"], policy=policy, gate=gated
+    )
+    return comparison, render(comparison, context, found), gated
 
 
 def _token(name: str) -> str:

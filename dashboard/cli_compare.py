@@ -88,7 +88,7 @@ def compare(app: App, /, base: str, head: str, **asked: Unpack[_Asked]) -> None:
         more |= {} if gated is None else {"gate": gated.to_dict()}
         print_json({"base": base, "head": head, **comparison.to_dict(), **more})
     elif asked["markdown"]:
-        click.echo(render(comparison, CommentContext(base, head), found))
+        click.echo(render(comparison, CommentContext(base, head, gate=gated), found))
     else:
         to = console()
         print_comparison(to, comparison, base=base, head=head)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 from pathlib import Path
-from typing import TYPE_CHECKING
+from subprocess import CalledProcessError
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from dashboard.asv_commits import git_lines
 from dashboard.cli_exit import VERDICTS, ExitCode, RefusedError
 from dashboard.words import count_text
-from db.gate import FAIL_ON, GONE, Policies, gate, read_policies
+from db.gate import CONFIRMED, FAIL_ON, GONE, Policies, gate, parse_policies, read_policies
+from db.repository import HASH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,10 +21,14 @@ if TYPE_CHECKING:
     from db.cases import Comparison
     from db.gate import Gate
 
+    Judge = Callable[[Comparison], Gate]
+
+POLICY: Final = ".github/gate.toml"  # where this project keeps it
+
 fail_on_option = click.option(
     "--fail-on",
     type=click.Choice(list(FAIL_ON)),
-    help="What makes the exit status another than 0; gaps always do.",
+    help="What is in the way; gaps always are. `confirmed`: what fresh pairs called a regression.",
 )
 policy_option = click.option(
     "--policy",
@@ -30,15 +37,46 @@ policy_option = click.option(
 )
 
 
-def asked_gate(fail_on: str | None, policy: Path | None) -> Callable[[Comparison], Gate] | None:
+def asked_gate(fail_on: str | None, policy: Path | None) -> Judge | None:
     """Return how to judge a comparison; None where nobody asked. A bad file is told at once."""
     if fail_on is None:
         if policy is not None:
             raise RefusedError("policy: expected --fail-on beside it, got none")
         return None
-    policies = Policies() if policy is None else read_policies(policy)
+    return judged_by(fail_on, Policies() if policy is None else read_policies(policy))
+
+
+def judged_by(fail_on: str, policies: Policies) -> Judge:
+    """Return how to judge a comparison today."""
     today = dt.datetime.now(dt.UTC).date()
-    return lambda comparison: gate(comparison, FAIL_ON[fail_on], policies, today)
+    only = fail_on == CONFIRMED
+    return lambda comparison: gate(
+        comparison, FAIL_ON[fail_on], policies, today, confirmed_only=only
+    )
+
+
+def policies_at(root: Path, commit: str, path: str) -> Policies:
+    """Read a file of policies as a commit holds it; a commit without it has no policies.
+
+    Raises
+    ------
+    RefusedError
+        The repository does not have the commit.
+    GateError
+        The file is none of policies.
+    """
+    if not HASH.fullmatch(commit):
+        raise RefusedError(f"base policy: expected a commit's full hash, got {commit!r:.60}")
+    try:
+        if not git_lines(root, "ls-tree", "--name-only", commit, "--", path):
+            return Policies()
+        lines = git_lines(root, "cat-file", "blob", f"{commit}:{path}")
+    except CalledProcessError:
+        raise RefusedError(
+            f"base policy: expected the commit {commit[:12]} in {root}, got none "
+            "(policies are those of the branch that a pull request targets)"
+        ) from None
+    return parse_policies("\n".join(lines).encode(), f"{path} at {commit[:12]}")
 
 
 def gate_lines(found: Gate) -> Iterator[str]:

@@ -42,15 +42,20 @@ def code(text: str) -> str:
         return MISSING
     if _UNSAFE_IN_CODE.isdisjoint(line):
         return f"`{line}`"
-    return f"<code>{escape(line)}</code>"
+    return html_code(line)
 
 
-def fenced(*commands: str) -> str:
-    """Return commands as a block of code, behind a fence that nothing in them can end."""
-    lines = [one_line(command) for command in commands]
+def html_code(text: str) -> str:
+    """Return text as code where forges read HTML and no Markdown, as in a summary."""
+    return f"<code>{escape(text)}</code>"
+
+
+def fenced(*texts: str, language: str = "sh") -> str:
+    """Return lines as a block of code, behind a fence that nothing in them can end."""
+    lines = [one_line(text) for text in texts]
     longest = max((len(run) for line in lines for run in _TICKS.findall(line)), default=0)
     fence = "`" * max(3, longest + 1)
-    return "\n".join((f"{fence}sh", *lines, fence))
+    return "\n".join((f"{fence}{language}", *lines, fence))
 
 
 def row(cells: Sequence[str]) -> str:

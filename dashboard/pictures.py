@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 WIDTH: Final = 25  # characters of an interval
 WIDEST_REL: Final = 3.0  # of an axis; what lies beyond ends in an arrow
 LEVELS: Final = "▁▂▃▄▅▆▇█"
-EMPTY, NOISE, LINE, POINT, ZERO = " ", "░", "─", "●", "│"
+EMPTY, NOISE, LINE, POINT, ZERO = "·", "░", "─", "●", "│"  # no space: forges fold several into one
 LEFT, RIGHT = "◂", "▸"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from dashboard.units import change_text
-from db.compare import Verdict
+from db.compare import SEVERITY, Verdict
 
 if TYPE_CHECKING:
     from db.compare import CaseComparison, Comparison
@@ -23,15 +23,19 @@ HEADLINES: Final = {
     Verdict.SKIPPED: "Nothing was measured",
 }
 _PLURALS: Final = {Verdict.REGRESSION: "regressions", Verdict.IMPROVEMENT: "improvements"}
+_COUNTED: Final = {
+    Verdict.NO_CHANGE: "unchanged",
+    Verdict.NOT_ENOUGH_HISTORY: "without enough history",
+}
 _BY_NUMBERS: Final = frozenset({Verdict.REGRESSION, Verdict.IMPROVEMENT, Verdict.NO_CHANGE})
 
 
-def headline(comparison: Comparison) -> str:
-    """Return the verdict on the whole and its counts, on one line."""
-    word = HEADLINES[comparison.verdict]
+def headline(comparison: Comparison, word: str | None = None) -> str:
+    """Return the verdict on the whole, or another word for it, and its counts, on one line."""
+    word = word or HEADLINES[comparison.verdict]
     counts = [
         counted(verdict, count)
-        for verdict in Verdict
+        for verdict in SEVERITY
         if (count := comparison.counts.get(verdict, 0))
     ]
     total = len(comparison.cases)
@@ -41,6 +45,8 @@ def headline(comparison: Comparison) -> str:
 
 def counted(verdict: Verdict, count: int, more: str = "") -> str:
     """Return a number of cases with their verdict, such as `2 further regressions`."""
+    if verdict in _COUNTED:
+        return f"{count} {more}{_COUNTED[verdict]}"
     word = verdict.value if count == 1 else _PLURALS.get(verdict, verdict.value)
     return f"{count} {more}{word}"
 

@@ -15,8 +15,10 @@ until = 2027-01-31               # the last day it counts
 by = "maintainer@example.org"
 reason = "exact masks cost a fifth at 64k"
 
-A case that was measured at the base and is failed, removed or skipped at the head counts whatever
-is asked for: else deleting a slow benchmark would be the way past the gate.
+Asked for `confirmed`, only what fresh pairs of the two commits confirmed is in the way: what one
+pass flagged is told and stops nobody. A case that was measured at the base and is failed, removed
+or skipped at the head counts whatever is asked for: else deleting a slow benchmark would be the way
+past the gate.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ if TYPE_CHECKING:
 
 GONE: Final = frozenset({Verdict.FAILED, Verdict.REMOVED, Verdict.SKIPPED})
 UNKNOWN: Final = frozenset({Verdict.INCONCLUSIVE, Verdict.NOT_ENOUGH_HISTORY})
+CONFIRMED: Final = "confirmed"
 FAIL_ON: Final[dict[str, frozenset[Verdict]]] = {  # what may be asked for, the least first
+    CONFIRMED: frozenset({Verdict.REGRESSION}),
     "regression": frozenset({Verdict.REGRESSION}),
     "inconclusive": frozenset({Verdict.REGRESSION}) | UNKNOWN,
 }
@@ -134,9 +138,17 @@ class Gate:
 
 
 def gate(
-    comparison: Comparison, fail_on: Collection[Verdict], policies: Policies, today: dt.date
+    comparison: Comparison,
+    fail_on: Collection[Verdict],
+    policies: Policies,
+    today: dt.date,
+    *,
+    confirmed_only: bool = False,
 ) -> Gate:
-    """Part the cases that are in the way from those that are only told or answered for."""
+    """Part the cases that are in the way from those that are only told or answered for.
+
+    `confirmed_only` lets regressions pass that only one pass over all cases flagged.
+    """
     stopped: list[Stopped] = []
     informational: list[Stopped] = []
     acknowledged: list[Stopped] = []
@@ -149,6 +161,8 @@ def gate(
         if by is not None:
             told = f"acknowledged by {by.by} until {by.until}: {by.reason}"
             acknowledged.append(Stopped(case, told))
+        elif confirmed_only and case.verdict is Verdict.REGRESSION and not case.confirmed:
+            informational.append(Stopped(case, f"{reason}, not confirmed"))
         else:
             (stopped if policy.required else informational).append(Stopped(case, reason))
     return Gate(tuple(stopped), tuple(informational), tuple(acknowledged))
@@ -177,14 +191,18 @@ def read_policies(path: Path) -> Policies:
     GateError
         It is no TOML, or holds something that no policy has: a typo must not open the gate.
     """
+    return parse_policies(read_bytes(path), str(path))
+
+
+def parse_policies(content: bytes, where: str) -> Policies:
+    """Read policies from what a file holds; `where` says which in errors, those of a file."""
     try:
-        found = tomllib.loads(read_bytes(path).decode("utf-8"))
+        found = tomllib.loads(content.decode("utf-8"))
     except ValueError as error:
-        raise GateError(f"{path}: expected TOML, got text that is none ({error})") from None
+        raise GateError(f"{where}: expected TOML, got text that is none ({error})") from None
     unknown = sorted(set(found) - {"suites", "acknowledged"})
     if unknown:
-        raise GateError(f"{path}: expected suites and acknowledged, got {unknown[0]!r}")
-    where = str(path)
+        raise GateError(f"{where}: expected suites and acknowledged, got {unknown[0]!r}")
     return Policies(
         tuple(SuitePolicy(**entry) for entry in _entries(found, "suites", SuitePolicy(), where)),
         tuple(Acknowledged(**entry) for entry in _entries(found, "acknowledged", _EXAMPLE, where)),

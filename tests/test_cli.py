@@ -254,7 +254,7 @@ def test_compare_in_a_terminal_says_verdict_case_and_tier(filled):
     text = filled("compare", BASE, SLOWER).stdout
 
     assert text.startswith(
-        "Regressed: 1 regression, 1 no change of 2 cases (1a1a1a1a1a → 2b2b2b2b2b)"
+        "Regressed: 1 regression, 1 unchanged of 2 cases (1a1a1a1a1a → 2b2b2b2b2b)"
     )
     assert "step.Step.time_step(context=2048)" in text
     assert "+20.0 %" in text

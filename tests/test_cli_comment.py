@@ -72,7 +72,7 @@ def test_comment_is_created_once_and_then_left_alone(filled, httpserver):
     assert (first.exit_code, second.exit_code) == (ExitCode.OK, ExitCode.OK)
     assert first.stdout == "comment: created https://x/1\n"
     assert second.stdout == "comment: unchanged https://x/1\n"
-    assert [row["body"].startswith("**Regressed: 1 regression") for row in rows] == [True]
+    assert [row["body"].startswith("**Suspected: 1 regression") for row in rows] == [True]
 
 
 def test_comment_finds_pull_request_and_base_by_the_head(filled, httpserver):
@@ -85,7 +85,7 @@ def test_comment_finds_pull_request_and_base_by_the_head(filled, httpserver):
     )
 
     assert result.exit_code == ExitCode.OK, result.output
-    assert f"ddtree-bench compare {BASE} {SLOWER}" in rows[0]["body"]
+    assert f"ddtree-bench confirm {BASE[:12]} {SLOWER[:12]} " in rows[0]["body"]
 
 
 def test_comment_without_a_token_is_refused(filled):
@@ -180,10 +180,18 @@ class Arrived:
                 made.writestr(name, content)
         return path
 
-    def comment(self, archive, *more):
+    def target(self, tip):
+        """Have the pull request target a branch that ends at `tip`."""
+        pull = {"number": 7, "base": {"sha": tip}, "head": {"sha": SLOWER}}
+        self.server.expect_oneshot_request("/repos/o/r/pulls").respond_with_json([pull])
+        compared = self.server.expect_request(f"/repos/o/r/compare/{tip}...{SLOWER}")
+        compared.respond_with_json({"merge_base_commit": {"sha": BASE}})
+
+    def comment(self, archive, *more, fail_on="regression", base=None):
         return self.call(
             *("comment", "--repo", "o/r", "--head", SLOWER, "--author", "bot"),
-            *("--artifact", str(archive), "--check", "--fail-on", "regression", *more),
+            *(() if base is None else ("--base", base)),
+            *("--artifact", str(archive), "--check", "--fail-on", fail_on, *more),
             *("--api-url", self.server.url_for("").rstrip("/")),
             GITHUB_TOKEN="ghp_secret",
         )
@@ -245,6 +253,76 @@ def test_re_run_that_does_not_repeat_a_change_takes_it_back(arrived):
     assert result.exit_code == ExitCode.OK, result.output
     assert arrived.comments[0]["body"].startswith("**No change")
     assert [one["conclusion"] for one in arrived.checks] == ["success"]
+
+
+def test_what_nobody_confirmed_is_told_and_fails_no_check(arrived):
+    result = arrived.comment(arrived.archive(), fail_on="confirmed")
+
+    assert result.exit_code == ExitCode.OK, result.output
+    (check,) = arrived.checks
+    assert check["conclusion"] == "neutral"
+    assert [one["annotation_level"] for one in check["output"]["annotations"]] == ["warning"]
+    assert arrived.comments[0]["body"].startswith("**Suspected: 1 regression")
+    assert "The check passes: 1 told only." in arrived.comments[0]["body"]
+
+
+ANSWER = """\
+[[acknowledged]]
+benchmark = "step.*"
+up_to_rel = 0.3
+until = 2999-12-31
+by = "ana@example.org"
+reason = "exact masks"
+"""
+
+
+@pytest.mark.parametrize(
+    ("at_base", "at_head", "conclusion", "word"),
+    [
+        ("", ANSWER, "failure", "Regressed"),
+        (ANSWER, "", "success", "Acknowledged"),
+        (None, ANSWER, "failure", "Regressed"),
+    ],
+)
+def test_policies_are_those_of_the_target_branch_and_never_the_pull_requests(
+    arrived, tmp_path, at_base, at_head, conclusion, word
+):
+    repository = GitRepository(tmp_path / "code")
+    policy = repository.root / ".github" / "gate.toml"
+    policy.parent.mkdir()
+    tips = []
+    for text in (at_base, at_head):
+        policy.unlink(missing_ok=True)
+        if text is not None:
+            policy.write_text(text)
+        tips.append(repository.commit("gate", code="same"))
+    arrived.target(tips[0])
+
+    result = arrived.comment(
+        arrived.archive(**{"confirmed.json": confirmation()}),
+        *("--repository", str(repository.root), "--base-policy", ".github/gate.toml"),
+        fail_on="confirmed",
+    )
+
+    assert result.exit_code == ExitCode.OK, result.output
+    assert [one["conclusion"] for one in arrived.checks] == [conclusion]
+    assert arrived.comments[0]["body"].startswith(f"**{word}: 1 regression")
+
+
+@pytest.mark.parametrize("tip", ["f" * 40, "main; rm -rf /"])
+def test_a_target_that_the_repository_does_not_have_is_refused(arrived, tmp_path, tip):
+    repository = GitRepository(tmp_path / "code")
+    repository.commit("one")
+    arrived.target(tip)
+
+    result = arrived.comment(
+        arrived.archive(),
+        *("--repository", str(repository.root), "--base-policy", ".github/gate.toml"),
+        base=BASE,
+    )
+
+    assert "base policy: expected" in one_line(result)
+    assert (arrived.comments, arrived.checks) == ([], [])
 
 
 OTHER = "5e" * 20

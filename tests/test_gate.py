@@ -33,6 +33,19 @@ def test_regression_stops_and_good_or_quiet_cases_do_not():
     assert stopped(*rest, fail_on=FAIL_ON["inconclusive"]) == [rest[2]]
 
 
+def test_only_what_fresh_pairs_confirmed_is_in_the_way_where_that_is_asked_for():
+    flagged, sure = case(Verdict.REGRESSION), case(Verdict.REGRESSION, confirmed=True)
+    gone = case(Verdict.REMOVED, head_value=None, relative_change=None)
+
+    found = gate(
+        comparison(flagged, sure, gone), REGRESSION, Policies(), TODAY, confirmed_only=True
+    )
+
+    assert [one.case for one in found.stopped] == [sure, gone]
+    assert [one.case for one in found.informational] == [flagged]
+    assert found.informational[0].reason.endswith(", not confirmed")
+
+
 @pytest.mark.parametrize("verdict", [Verdict.FAILED, Verdict.REMOVED, Verdict.SKIPPED])
 @pytest.mark.parametrize("fail_on", [frozenset(), REGRESSION])
 def test_deleting_skipping_or_breaking_a_measured_case_is_no_way_past(verdict, fail_on):

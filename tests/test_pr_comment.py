@@ -11,7 +11,8 @@ from dashboard import markdown, pr_comment
 from dashboard.pr_comment import LIMIT_BYTES, MARKER, CommentContext, render
 from dashboard.verdicts import headline
 from db.compare import Comparison, Verdict
-from tests.compared import REGRESSION, UNMEASURED, case, comparison
+from tests.comment_goldens import FOLDER, GOLDENS, text_of
+from tests.compared import REGRESSION, case, comparison
 
 BASE = "b" * 40
 HEAD = "a" * 40
@@ -22,99 +23,24 @@ def text_between(text, start, end):
     return text.split(start, 1)[1].split(end, 1)[0]
 
 
-def test_regression_with_everything_beside_it_reads_like_this():
-    failed = case(
-        Verdict.FAILED,
-        benchmark="moe.Moe.time_moe",
-        params="",
-        reason="no value at head",
-        **UNMEASURED,
-    )
-    throughput = case(
-        Verdict.IMPROVEMENT,
-        benchmark="step.Step.track_rate",
-        unit="tokens/s",
-        direction="higher",
-        base_value=100.0,
-        head_value=131.25,
-        relative_change=0.3125,
-        interval_low=0.25,
-        interval_high=2.5,
-    )
-    wide = case(
-        Verdict.INCONCLUSIVE,
-        environment_differs=True,
-        noise_rel=None,
-        interval_low=-0.02,
-        needed_processes=6,
-    )
-    new = case(Verdict.NEW, benchmark="tree.Tree.time_build", reason="only at head")
+@pytest.mark.parametrize("name", GOLDENS)
+def test_comment_of_each_verdict_reads_as_its_file(name):
+    """`python -m tests.comment_goldens` writes the files anew."""
+    assert f"{text_of(name)}\n" == (FOLDER / f"{name}.md").read_text(encoding="utf-8")
 
-    text = render(comparison(REGRESSION, failed, throughput, wide, new), CONTEXT)
 
-    assert (
-        text
-        == f"""\
-**Regressed: 1 regression, 1 improvement, 1 inconclusive, 1 failed, 1 new of 5 cases** (`bbbbbbbbbb` → `aaaaaaaaaa`)
+def test_there_is_no_file_of_a_verdict_that_nobody_renders():
+    assert {path.stem for path in FOLDER.iterdir()} == set(GOLDENS)
 
-Screened, not confirmed: one pass over all cases, at a false-discovery rate of 5 %. Only a fresh, interleaved re-run confirms.
 
-> [!WARNING]
-> The runner environment (GPU, driver, clocks) differs between base and head in 1 of 5 cases, marked †: a difference there may belong to the runner and not to the commit.
+@pytest.mark.parametrize("name", GOLDENS)
+def test_every_comment_says_what_to_do_before_what_is_folded(name):
+    text = text_of(name)
 
-**1 regression**
-
-| case | base → head | change | interval | noise | n |
-| --- | ---: | ---: | ---: | ---: | ---: |
-| `step.Step.time_step(context=1024, page_size=16)` | 8 ms → 9 ms | +12.5 % | +11.0 % … +14.0 % | ±0.8 % | 30 / 32 |
-
-**1 failed**
-
-| case | why |
-| --- | --- |
-| `moe.Moe.time_moe` | no value at head |
-
-<details><summary>1 improvement</summary>
-
-| case | base → head | change | interval | noise | n |
-| --- | ---: | ---: | ---: | ---: | ---: |
-| `step.Step.track_rate(context=1024, page_size=16)` | 100 tokens/s → 131.2 tokens/s | +31.2 % (higher is better) | +25.0 % … 3.5\N{MULTIPLICATION SIGN} | ±0.8 % | 30 / 32 |
-
-</details>
-
-<details><summary>1 inconclusive</summary>
-
-| case | base → head | change | interval | noise | n | what would decide it |
-| --- | ---: | ---: | ---: | ---: | ---: | --- |
-| `step.Step.time_step(context=1024, page_size=16)` | 8 ms → 9 ms | +12.5 % † | \N{MINUS SIGN}2.0 % … +14.0 % | \N{EN DASH} | 30 / 32 | about 6 interleaved processes a side would decide it |
-
-</details>
-
-<details><summary>1 new</summary>
-
-| case | why |
-| --- | --- |
-| `tree.Tree.time_build(context=1024, page_size=16)` | only at head |
-
-</details>
-
-<details><summary>How to measure again, and how to read this</summary>
-
-```sh
-ddtree-bench run --profile full --commits '{BASE}^!'
-ddtree-bench run --profile full --commits '{HEAD}^!'
-ddtree-bench compare {BASE} {HEAD}
-ddtree-bench confirm {BASE} {HEAD} --profile full
-```
-
-A change counts from 3 % on; intervals are at 95 %; noise is what the series shows without a cause; n is the number of samples at base and at head.
-
-</details>
-
-Meant to be slower? Somebody who answers for it adds an `[[acknowledged]]` entry to the gate's policy file, with a day until which it counts. `ddtree-bench bisect` names the commit where several are new.
-
-<!-- ddtree-bench:suite -->"""
-    )
+    assert text.index("**What to do**") < text.index("<details>")
+    assert len(text_between(text, "**What to do**", "<details>").strip()) > 10
+    # A summary is HTML, in which Markdown shows its marks.
+    assert not re.search(r"<summary>[^<]*`", text)
 
 
 def test_quiet_pull_request_opens_no_table():
@@ -122,7 +48,7 @@ def test_quiet_pull_request_opens_no_table():
 
     text = render(comparison(steady, steady), CONTEXT)
 
-    assert text.startswith("**No change: 2 no change of 2 cases** (")
+    assert text.startswith("**No change: 2 unchanged of 2 cases** (")
     assert "Screened" not in text
     assert "WARNING" not in text
     assert text.index("<details>") < text.index("| case |")
@@ -133,10 +59,10 @@ def test_quiet_pull_request_opens_no_table():
     [
         (Verdict.REGRESSION, "Regressed: 1 regression of 1 case"),
         (Verdict.IMPROVEMENT, "Improved: 1 improvement of 1 case"),
-        (Verdict.NO_CHANGE, "No change: 1 no change of 1 case"),
+        (Verdict.NO_CHANGE, "No change: 1 unchanged of 1 case"),
         (Verdict.INCONCLUSIVE, "Inconclusive: 1 inconclusive of 1 case"),
         (Verdict.FAILED, "Failed: 1 failed of 1 case"),
-        (Verdict.NOT_ENOUGH_HISTORY, "Not enough history: 1 not enough history of 1 case"),
+        (Verdict.NOT_ENOUGH_HISTORY, "Not enough history: 1 without enough history of 1 case"),
         (Verdict.NEW, "Nothing to compare: 1 new of 1 case"),
         (Verdict.REMOVED, "Cases are missing: 1 removed of 1 case"),
         (Verdict.SKIPPED, "Nothing was measured: 1 skipped of 1 case"),
@@ -211,17 +137,19 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("field", ["benchmark", "params", "machine", "unit", "reason"])
 def test_hostile_text_stays_one_cell_without_markup(text, field):
-    plain, hostile = "plain", text
-    other = case(Verdict.INCONCLUSIVE, machine="second")
+    def outside(value):
+        slower = case(Verdict.REGRESSION, confirmed=True, **{field: value})
+        doubtful = case(Verdict.INCONCLUSIVE, **{field: value})
+        other = case(Verdict.INCONCLUSIVE, machine="second")
+        got = render(comparison(slower, doubtful, other), CONTEXT)
+        return re.sub(r"(`{3,})(sh|toml)\n.*?\n\1\n|`[^`\n]*`", "", got, flags=re.DOTALL)
 
-    expected = render(comparison(case(Verdict.INCONCLUSIVE, **{field: plain}), other), CONTEXT)
-    got = render(comparison(case(Verdict.INCONCLUSIVE, **{field: hostile}), other), CONTEXT)
+    expected, outside_code = outside("plain"), outside(text)
 
-    assert got.count("\n") == expected.count("\n")
-    assert got.count("|") == expected.count("|")
-    assert got.count(MARKER) == 1
-    assert got.count("<details>") == got.count("</details>") == 1
-    outside_code = re.sub(r"```sh\n.*?\n```|`[^`\n]*`", "", got, flags=re.DOTALL)
+    assert outside_code.count("\n") == expected.count("\n")
+    assert outside_code.count("|") == expected.count("|")
+    assert outside_code.count(MARKER) == 1
+    assert outside_code.count("<details>") == outside_code.count("</details>")
     assert "`" not in outside_code
     assert not re.search(r"<(?!/?(details|summary|code)>|!-- ddtree)", outside_code)
     assert not re.search(r"://|www\.|\]\(|[*~]{2}no", outside_code)
@@ -273,7 +201,7 @@ def test_many_quiet_cases_cost_the_regression_nothing():
 
     assert len(text.encode()) <= LIMIT_BYTES
     assert text.index("time_step") < text.index("quiet0")
-    assert re.search(r"Left out, for GitHub's limit on a comment: \d+ no change\.", text)
+    assert re.search(r"Left out, for GitHub's limit on a comment: \d+ unchanged\.", text)
 
 
 def test_changes_that_were_measured_again_are_called_confirmed_and_others_are_not():
@@ -297,9 +225,12 @@ def test_link_leads_to_the_dashboard_whatever_the_case_is_called(text):
     assert len(links) == 2
     for link in links:
         assert re.fullmatch(
-            r"https://bench\.example\.org/history\?benchmark=[\w.%~-]+&machine=[\w.%~-]+", link
+            r"https://bench\.example\.org/history\?benchmark=[\w.%~-]+&machine=[\w.%~-]+"
+            r"&p\.context=1024&p\.page_size=16",
+            link,
         )
-    assert got.count("\n") == render(comparison(REGRESSION, REGRESSION), context).count("\n")
+    plain = case(Verdict.REGRESSION, benchmark="plain", machine="plain")
+    assert got.count("\n") == render(comparison(plain, REGRESSION), context).count("\n")
 
 
 def test_same_comparison_gives_the_same_text():

@@ -12,6 +12,7 @@ import yaml
 
 from dashboard.cli import main
 from dashboard.cli_exit import ExitCode
+from db.gate import read_policies
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / ".github" / "workflows"
@@ -224,6 +225,14 @@ def test_nothing_but_the_guarded_command_opens_the_archive():
     (said,) = [script for script in scripts("comment.yml") if "ddtree-bench comment" in script]
     assert '--artifact "$RUNNER_TEMP/results.zip"' in said
     assert not re.search(r"--pr |--base ", said)
+
+
+def test_check_fails_for_what_is_confirmed_by_the_policies_of_the_target_branch():
+    (said,) = [script for script in scripts("comment.yml") if "ddtree-bench comment" in script]
+
+    assert "--fail-on confirmed --base-policy .github/gate.toml" in said
+    assert not re.search(r"--policy\b", said.replace("--base-policy", ""))
+    assert any(not one.required for one in read_policies(FOLDER.parent / "gate.toml").suites)
 
 
 @pytest.mark.parametrize("name", ["bench.yml", "comment.yml", "nightly.yml"])
