@@ -122,24 +122,28 @@ class ContextRows:
         first = self.front - self.block_size - lead
         return _keys_and_values(self.layers[layer][:, :, first : first + num_rows])
 
-    def index(self, sight: Sight, seqs: Tensor, rows: Tensor) -> Tensor:
+    def index(self, sight: Sight, seqs: Tensor, slots: Tensor) -> Tensor:
         """Return where rows of layers of `sight` lie in all of the layer's, head by head.
 
         Parameters
         ----------
         sight : Sight
-        seqs, rows : [K] int64
-            Their sequences, and the rows counted from the front.
+        seqs, slots : [K] int64
+            Their sequences and context slots.
 
         Returns
         -------
         Tensor
             [K * H_kv] int64.
         """
+        return (self.heads(sight)[seqs] + slots.unsqueeze(1)).flatten()
+
+    def heads(self, sight: Sight) -> Tensor:
+        """Return where slot 0 of each head lies in all of a layer of `sight`, [N, H_kv] int64."""
         layer = self.layers[self.sights.index(sight)]
-        heads = torch.arange(layer.shape[1], device=rows.device)
-        of_heads = seqs.unsqueeze(1) * layer.shape[1] + heads
-        return (of_heads * layer.shape[2] + rows.unsqueeze(1)).flatten()
+        N, heads, num_rows, _ = layer.shape
+        begins = torch.arange(0, N * heads * num_rows, num_rows, device=layer.device)
+        return begins.view(N, heads) + self.front
 
     def write(self, layer: int, index: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store rows of one layer (mutated), [K, H_kv, head_dim] each, at `index` of its sight."""

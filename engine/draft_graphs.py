@@ -132,6 +132,7 @@ class BucketDraft:
             lengths=held[:, 0],
             counts=held[:, 1],
             tokens=held[:, 2:],
+            heads={sight: rows.heads(sight) for sight in rows.sights},
             whole=PagedAttention.over(rows, trees) if Sight() in rows.sights else None,
             backends=backends,
         )

@@ -37,7 +37,7 @@ from engine.drafter_layer import (
     read_drafter_layer,
 )
 from engine.errors import ConfigError, ShapeError
-from engine.layers import Rotary, Stream, behind_each_other
+from engine.layers import Rotary, Rotation, Stream, behind_each_other
 from engine.target import Shape, Target
 from engine.whole_attention import BlockAttention, PagedAttention, SlicedAttention
 from engine.window_attention import window_attention
@@ -88,6 +88,7 @@ class BlockInputs:
     lengths: Tensor  # [N] int64, context rows before these
     counts: Tensor  # [N] int64, new rows of each sequence, 0..S
     tokens: Tensor  # [N, k] int64, `block_tokens` of the request
+    heads: Mapping[Sight, Tensor]  # `ContextRows.heads`
     whole: PagedAttention | None  # None where no layer sees everything
     backends: LayerBackends
 
@@ -243,8 +244,7 @@ class Drafter:
         for sight, rows in placed.items():
             kept = features if rows.source is None else features[rows.source]
             rotation = self.rotary.at(rows.positions, features.dtype)
-            places = rows.slots + context.rows.front
-            index = context.rows.index(sight, rows.seqs, places)
+            index = context.rows.index(sight, rows.seqs, rows.slots)
             for layer in self._layers_of(context.rows, sight):
                 context.rows.write(layer.index, index, *layer.keys_and_values(kept, rotation))
         context.advance(counts)
@@ -275,8 +275,10 @@ class Drafter:
         sights = dict.fromkeys(context.sights)
         num_slots = {sight: context.num_slots(sight) for sight in sights}
         whole = SlicedAttention(tuple(context.lengths))
-        block = self._block(context.rows, lengths, num_slots, whole, LayerBackends())
-        return self._draft(context.rows, roots, block)
+        positions = lengths.unsqueeze(1) + torch.arange(self.config.block_size, device=roots.device)
+        rotation = self.rotary.at(positions.flatten(), self.fc.dtype)
+        attention = self._attention(context.rows, positions, num_slots, whole)
+        return self._draft(context.rows, roots, BlockRows(rotation, attention, LayerBackends()))
 
     def block_tokens(self, request: DraftRequest) -> list[list[int]]:
         """Return the root of each sequence."""
@@ -288,29 +290,28 @@ class Drafter:
         A place of the block without a new row gets one all the same: in the block's own place of
         the context, where the block itself is written next.
         """
-        S, device = self.config.block_size, self.fc.device
-        steps = torch.arange(S, device=device)
+        S = self.config.block_size
+        steps = torch.arange(S, device=self.fc.device)
         features = self._features(inputs.taps, inputs.backends)
         placed = features
         if rows.num_seqs > 1:
             first = inputs.counts.cumsum(0) - inputs.counts
             source = (first.unsqueeze(1) + steps).clamp_(max=len(features) - 1)
             placed = features[source.flatten()]
-        positions = inputs.lengths.unsqueeze(1) + steps  # [N, S]
-        rotation = self.rotary.at(positions.flatten(), features.dtype)
-        seqs = torch.arange(rows.num_seqs, device=device).unsqueeze(1).expand(-1, S).flatten()
-        is_new = steps < inputs.counts.unsqueeze(1)
-        new = self._projection(placed, rotation)
+        lengths = torch.stack((inputs.lengths, inputs.lengths + inputs.counts))
+        positions = lengths.unsqueeze(2) + steps  # [2, N, S], of the new rows and of the block
+        rotations = _halves(self.rotary.at(positions.flatten(), features.dtype))
+        is_new, spare = steps < inputs.counts.unsqueeze(1), steps - S
+        new = self._projection(placed, rotations[0])
         for sight in dict.fromkeys(rows.sights):
-            spare = rows.front - S + steps
-            places = torch.where(is_new, rows.front + sight.slots(positions), spare)
-            index = rows.index(sight, seqs, places.flatten())
+            slots = torch.where(is_new, sight.slots(positions[0]), spare)
+            index = (inputs.heads[sight].unsqueeze(1) + slots.unsqueeze(2)).flatten()
             for layer in self._layers_of(rows, sight):
                 rows.write_rows(layer.index, index, new[layer.index])
-        lengths = inputs.lengths + inputs.counts
         num_slots = {sight: sight.num_kept(rows.capacity) for sight in rows.sights}
-        whole = SlicedAttention(()) if inputs.whole is None else inputs.whole.at(lengths)
-        block = self._block(rows, lengths, num_slots, whole, inputs.backends)
+        whole = SlicedAttention(()) if inputs.whole is None else inputs.whole.at(lengths[1])
+        attention = self._attention(rows, positions[1], num_slots, whole)
+        block = BlockRows(rotations[1], attention, inputs.backends)
         return Drafted(self._draft(rows, inputs.tokens[:, 0], block), features)
 
     def _draft(self, rows: ContextRows, roots: Tensor, block: BlockRows) -> Tensor:
@@ -324,26 +325,21 @@ class Drafter:
         _, normed = stream.normed(self.norm, self.config.rms_norm_eps, block.backends.rows)
         return functional.linear(normed.view(x.shape)[:, 1:], self.target.lm_head).float()
 
-    def _block(
+    def _attention(
         self,
         rows: ContextRows,
-        lengths: Tensor,
+        positions: Tensor,
         num_slots: Mapping[Sight, int],
         whole: BlockAttention,
-        backends: LayerBackends,
-    ) -> BlockRows:
-        """Lay out the block behind `lengths` [N] context rows that lie in so many slots."""
-        steps = torch.arange(self.config.block_size, device=lengths.device)
-        positions = lengths.unsqueeze(1) + steps
+    ) -> dict[Sight, BlockAttention]:
+        """Return how a block at `positions` [N, S] attends so many context slots and itself."""
         group = self.config.num_attention_heads // self.config.num_key_value_heads
-        attention: dict[Sight, BlockAttention] = {
+        return {
             sight: whole
             if sight == Sight()
             else window_attention(sight, positions, count, rows, group)
             for sight, count in num_slots.items()
         }
-        rotation = self.rotary.at(positions.flatten(), self.fc.dtype)
-        return BlockRows(rotation, attention, backends)
 
     @cached_property
     def _projection(self) -> ContextProjection:
@@ -351,6 +347,12 @@ class Drafter:
 
     def _layers_of(self, rows: ContextRows, sight: Sight) -> list[DrafterLayer]:
         return [layer for layer in self.layers if rows.sights[layer.index] == sight]
+
+
+def _halves(rotation: Rotation) -> tuple[Rotation, Rotation]:
+    """Return the rotations of the first and of the second half of the rows."""
+    first, second = zip(rotation.cos.chunk(2), rotation.sin.chunk(2), strict=True)
+    return Rotation(*first), Rotation(*second)
 
 
 def check_pair(config: DrafterConfig, target: TargetConfig) -> None:

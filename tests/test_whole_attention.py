@@ -79,6 +79,7 @@ def test_a_draft_through_kernels_is_the_plain_one(device, backend):
         lengths=numbers[:, 0],
         counts=numbers[:, 1],
         tokens=numbers[:, 2:],
+        heads={sight: context.rows.heads(sight) for sight in context.sights},
         whole=PagedAttention.over(context.rows, backend),
         backends=LayerBackends("reference" if backend == "reference" else "triton"),
     )
