@@ -17,7 +17,6 @@ A sidecar line says `interleaved`: its start and end are those of the handing ov
 
 from __future__ import annotations
 
-import atexit
 import gc
 import itertools
 import os
@@ -25,8 +24,10 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
+from benchmarks._case_end import at_case_end
 from benchmarks._identity import Identity, SuiteError
 from benchmarks._sidecar import CaseFacts, CaseRecord, append_line, handed_over, sidecar_line
 
@@ -225,7 +226,7 @@ class _InterleavedSuite(ABC):
         if self._handing is None and found.line is not None:
             self._handing = _Handing(found.line, time.time())
             self.repeat = len(found.line["samples_s"])
-            atexit.register(self._write, self._handing)
+            at_case_end(partial(self._write, self._handing))
 
     def timer(self) -> float:
         """The clock asv reads in pairs: 0.0 before the body, the next stored sample after it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 from dashboard.asv_commits import engine_of
 from dashboard.asv_errors import AsvFailedError, RequestError
 from dashboard.asv_journal import keep_results
-from dashboard.asv_pins import folder_of, missing_of, pins_of
+from dashboard.asv_pins import path_of
 from dashboard.asv_process import LISTED_VARIABLE, Asv
 from dashboard.asv_results import failed_cases
 from dashboard.asv_units import declared, units_of, whole
@@ -91,10 +90,7 @@ class Measuring:
 
     def _path(self, source: Path) -> str:
         """Return where a commit's processes look first: its code, then what it pins."""
-        missing = missing_of(pins_of(source)) if self.is_isolated else {}
-        if not missing:
-            return str(source)
-        return os.pathsep.join([str(source), str(folder_of(self.root, missing))])
+        return path_of(self.root, source) if self.is_isolated else str(source)
 
     def _units(self, asv: Asv) -> tuple[Asv, list[Unit]]:
         """Return what to call, and for what; asv imports all benchmarks to find them, so once.

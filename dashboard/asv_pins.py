@@ -50,6 +50,14 @@ def missing_of(pins: Mapping[str, str]) -> dict[str, str]:
     return {name: pin for name, pin in pins.items() if _installed(name) != pin}
 
 
+def path_of(root: Path, source: Path) -> str:
+    """Return where processes of the code in `source` look first: there, then what it pins."""
+    missing = missing_of(pins_of(source))
+    if not missing:
+        return str(source)
+    return os.pathsep.join([str(source), str(folder_of(root, missing))])
+
+
 def folder_of(root: Path, missing: Mapping[str, str]) -> Path:
     """Return a folder that holds these versions, made if it is not there yet.
 

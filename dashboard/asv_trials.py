@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dashboard.asv_errors import AsvFailedError
 from db.cases import Verdict
-from db.sequential import decide, is_beyond, is_short_of
+from db.sequential import LEAST_PAIRS, Levels, decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 class Machine(Protocol):
     """Something that measures."""
 
-    def measure(self, commit: str, patterns: Sequence[str]) -> dict[str, float]:
-        """Give seconds by case."""
+    def ratios(
+        self, commits: tuple[str, str], patterns: Sequence[str], *, is_swapped: bool
+    ) -> dict[str, float]:
+        """Measure a pair, the second commit first if swapped; give its seconds over the first's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +47,23 @@ class Found:
 
 
 class Pairs:
-    """Times of two commits, case by case, pair by pair."""
+    """Ratios of two commits, case by case, pair by pair."""
 
     def __init__(self, machine: Machine, base: str, head: str) -> None:
-        self._machine, self._sides = machine, (base, head)
+        self._machine, self._commits = machine, (base, head)
         self._done = 0
-        self.times: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+        self.ratios: dict[str, list[float]] = defaultdict(list)
 
     def until(self, num_pairs: int, patterns: Sequence[str]) -> None:
         """Measure on, each side first in every other pair, so that a drift favours neither."""
         for number in range(self._done, num_pairs):
-            for side in (0, 1) if number % 2 == 0 else (1, 0):
-                for case, seconds in self._machine.measure(self._sides[side], patterns).items():
-                    self.times[case][side].append(seconds)
+            is_swapped = number % 2 == 1
+            found = self._machine.ratios(self._commits, patterns, is_swapped=is_swapped)
+            for case, ratio in found.items():
+                self.ratios[case].append(ratio)
+            if not found:
+                raise AsvFailedError("pairs: expected a time of both commits, got no case at all")
         self._done = num_pairs
-        uneven = [case for case, (base, head) in self.times.items() if len(base) != len(head)]
-        if uneven or not self.times:
-            raise AsvFailedError(
-                f"pairs: expected a time of both commits, got none of {', '.join(uneven) or 'any'} "
-                "(a case failed, or only one side has it)"
-            )
 
 
 def exactly(case: str) -> str:
@@ -80,14 +79,19 @@ def confirm(
     tell: Callable[[str], None],
 ) -> dict[str, Decision]:
     """Decide each case that the patterns select; a case that is decided is not measured again."""
-    pairs = Pairs(machine, *commits)
+    return _decided(Pairs(machine, *commits), patterns, plan, tell)
+
+
+def _decided(
+    pairs: Pairs, patterns: Sequence[str], plan: Plan, tell: Callable[[str], None]
+) -> dict[str, Decision]:
     found: dict[str, Decision] = {}
     still = list(patterns)
     for look in plan.looks:
         pairs.until(look, still)
-        for case, (base, head) in pairs.times.items():
+        for case, ratios in pairs.ratios.items():
             if case not in found or found[case].is_open:
-                found[case] = decide(base, head, plan)
+                found[case] = decide(ratios, plan)
         waiting = [case for case, decision in found.items() if decision.is_open]
         tell(f"{look} pairs: {len(found) - len(waiting)} of {len(found)} decided")
         if not waiting:
@@ -106,39 +110,36 @@ def bisect(
     """Find the commit at which the case that changed most did; None if none did.
 
     `commits` stand oldest first, and the first is good. Each is tried against it in fresh pairs,
-    until its level is surely nearer to one end.
+    until it is told at which end's level it lies. The error of the plan is that of the whole
+    search once the ends differ, shared evenly by the commits it may try.
     """
-    good = commits[0]
-    ends = confirm(machine, (good, commits[-1]), patterns, plan, tell)
+    pairs = Pairs(machine, commits[0], commits[-1])
+    ends = _decided(pairs, patterns, plan, tell)
     called = (Verdict.REGRESSION, Verdict.IMPROVEMENT)
     changed = {case: one for case, one in ends.items() if one.verdict in called}
     if not changed:
         return None
     case = max(changed, key=lambda name: abs(math.log1p(changed[name].relative_change)))
-    change = changed[case]
-    half = math.log1p(change.relative_change) / 2.0
+    levels = Levels([math.log(ratio) for ratio in pairs.ratios[case]])
     last_good, first_bad = 0, len(commits) - 1
+    error = plan.alpha / max(1, (first_bad - 1).bit_length())
     while first_bad - last_good > 1:
         middle = (last_good + first_bad) // 2
-        is_bad = _is_bad(machine, (good, commits[middle]), case, half, plan)
+        trial = Pairs(machine, commits[0], commits[middle])
+        is_bad = _told(trial, case, levels, error, plan.most_pairs)
         if is_bad is None:
             break
         tell(f"{commits[middle][:12]}: {'changed' if is_bad else 'as before'}")
         last_good, first_bad = (last_good, middle) if is_bad else (middle, first_bad)
     between = first_bad - last_good - 1
-    return Found(case, change, commits[last_good], commits[first_bad], between)
+    return Found(case, changed[case], commits[last_good], commits[first_bad], between)
 
 
-def _is_bad(
-    machine: Machine, commits: tuple[str, str], case: str, half: float, plan: Plan
-) -> bool | None:
-    """Say on which side of half the change a commit lies; None where no look tells."""
-    pairs = Pairs(machine, *commits)
-    for look in plan.looks:
-        pairs.until(look, [exactly(case)])
-        base, head = pairs.times[case]
-        if is_beyond(base, head, half, plan):
-            return True
-        if is_short_of(base, head, half, plan):
-            return False
+def _told(trial: Pairs, case: str, levels: Levels, error: float, most_pairs: int) -> bool | None:
+    """Say whether a commit is changed; None where no number of pairs tells."""
+    for count in range(LEAST_PAIRS, most_pairs + 1):
+        trial.until(count, [exactly(case)])
+        is_bad = levels.tell(trial.ratios[case], error)
+        if is_bad is not None:
+            return is_bad
     return None

@@ -65,9 +65,11 @@ def confirm(
 ) -> None:
     """Measure two commits in turns, each in a worktree, until each case is decided.
 
-    Looks after 4, 6, 8, 12, 16 and 24 pairs; over all of them a case of two equal commits is called
-    changed with at most 1 %. A regression confirms its open alert, no change refutes it. Nothing
-    is stored as a result. Exit status 3 means a regression, 5 that a case stayed open.
+    A pair is a fresh process of either commit; on a CPU both are there at once and alternate every
+    hundredth of a second, so that load and clocks are the same for both. Looks after 4, 6, 8, 12,
+    16 and 24 pairs; over all of them a case of two equal commits is called changed with at most
+    1 %. A regression confirms its open alert, no change refutes it. Nothing is stored as a result.
+    Exit status 3 means a regression, 5 that a case stayed open.
 
     Example: ddtree-bench confirm main~1 main --bench '^step'
     """
@@ -100,8 +102,10 @@ def bisect(good: str, bad: str, *, bench: str, as_json: bool, **where: Unpack[Wh
     """Name the commit between GOOD and BAD that changed the case which changed most.
 
     First the ends are confirmed against each other; then each trial measures GOOD and a commit of
-    its first parents in turns until it is surely nearer to one end. Exit status 3 names a commit
-    that made the case slower, 5 says that no change or no single commit could be told.
+    its first parents in turns, at least two pairs, until it is told at which end's level it lies.
+    Of searches whose ends differ by at least twice the noise of a pair, at most 1 % name another
+    commit. Exit status 3 names a commit that made the case slower, 5 says that no change or no
+    single commit could be told.
 
     Example: ddtree-bench bisect main~16 main --bench 'tree.Build'
     """

@@ -100,13 +100,11 @@ def sidecars(tmp_path, monkeypatch):
 @pytest.fixture
 def at_exit(monkeypatch):
     calls = []
-    monkeypatch.setattr(
-        "benchmarks._interleaved.atexit.register", lambda call, *args: calls.append((call, args))
-    )
+    monkeypatch.setattr("benchmarks._case_end.atexit.register", calls.append)
 
     def leave():
-        for call, args in calls:
-            call(*args)
+        for call in calls:
+            call()
 
     return leave
 
