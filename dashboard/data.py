@@ -265,8 +265,7 @@ def _merge_base(session: Session, commit: str) -> str:
 def _comparison(
     session: Session, base: str, head: str, machine: str | None
 ) -> tuple[Comparison, list[ExplainedCases]]:
-    before, after = (queries.case_results(session, commit, machine) for commit in (base, head))
-    found = compare(before, after)
+    found = compare(*queries.both_results(session, base, head, machine))
     return found, explained(session, base, head, found)
 
 

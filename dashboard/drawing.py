@@ -5,6 +5,8 @@ check all of them, so a page does not do it again.
 """
 
 import json
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import altair as alt
@@ -15,6 +17,7 @@ from dashboard.chart_layers import PICKED
 from dashboard.downloads import offer
 
 _DATA: Final = "results"
+_MOST_DRAWINGS: Final = 64
 
 
 def draw(
@@ -32,53 +35,68 @@ def draw(
     name : of the files under which the chart is offered; None offers none
     table : what the chart shows, for those who cannot see it; its data where none is given
     """
-    st.vega_lite_chart(_drawn(chart), key=key, alt=description)
-    _offered(chart, name, table)
+    drawn = drawing_of(chart)
+    st.vega_lite_chart(drawn.for_browser(), key=key, alt=description)
+    if name is not None:
+        offer(name, drawn.rows if table is None else table, drawn.for_file)
 
 
 def draw_pickable(
-    chart: alt.LayerChart, *, description: str, key: str, name: str | None = None
+    make: Callable[[], alt.LayerChart],
+    *,
+    state: tuple[Hashable, ...],
+    description: str,
+    key: str,
+    name: str,
 ) -> dict[str, Any] | None:
-    """Draw a chart whose points can be clicked; give the fields of the one that is, if any."""
+    """Draw a chart whose points can be clicked; give the fields of the one that is, if any.
+
+    Parameters
+    ----------
+    state : all that the chart depends on; it is made once for each
+    """
+    drawn = _made(make, state)
     event = st.vega_lite_chart(
-        _drawn(chart), key=key, alt=description, on_select="rerun", selection_mode=PICKED
+        drawn.for_browser(), key=key, alt=description, on_select="rerun", selection_mode=PICKED
     )
-    _offered(chart, name, None)
+    offer(name, drawn.rows, drawn.for_file)
     # A state that a test or an older page left is a plain mapping.
     chosen = event["selection"].get(PICKED, []) if event else []
     return dict(chosen[0]) if chosen else None
 
 
-def _offered(chart: alt.LayerChart, name: str | None, table: pd.DataFrame | None) -> None:
-    if name is not None:
-        offer(name, _data(chart) if table is None else table, lambda: file_spec(chart))
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A chart as it is handed on: its specification, and its rows under a name."""
+
+    spec: dict[str, Any]
+    rows: pd.DataFrame
+
+    def for_browser(self) -> dict[str, Any]:
+        """Leave the rows as a frame, which travels best."""
+        return self._with(self.rows)
+
+    def for_file(self) -> dict[str, Any]:
+        """Write the rows inside, of any number."""
+        text = self.rows.to_json(orient="records", date_format="iso", double_precision=15)
+        return self._with(json.loads(text)) | {"width": 960}
+
+    def _with(self, rows: object) -> dict[str, Any]:
+        # Named, because the browser finds no unnamed data beside layers with rows of their own.
+        return self.spec | {"datasets": self.spec.get("datasets", {}) | {_DATA: rows}}
 
 
-def _drawn(chart: alt.LayerChart) -> dict[str, Any]:
-    spec = _bare(chart)
-    # Named, because the browser finds no unnamed data beside layers with rows of their own.
-    spec.setdefault("datasets", {})[_DATA] = chart.data
-    return spec
-
-
-def file_spec(chart: alt.LayerChart) -> dict[str, Any]:
-    """Give a chart as it is written into a file: with its rows inside, of any number."""
-    spec = _bare(chart)
-    rows = json.loads(
-        _data(chart).to_json(orient="records", date_format="iso", double_precision=15)
-    )
-    spec.setdefault("datasets", {})[_DATA] = rows
-    return spec | {"width": 960}
-
-
-def _data(chart: alt.LayerChart) -> pd.DataFrame:
-    return cast("pd.DataFrame", chart.data)
-
-
-def _bare(chart: alt.LayerChart) -> dict[str, Any]:
-    bare = chart.copy(deep=False)
-    bare.data = alt.NamedData(name=_DATA)
-    spec: dict[str, Any] = bare.to_dict(validate=False)
+def drawing_of(chart: alt.LayerChart) -> Drawing:
+    """Take a chart apart, which is of no use after it: a copy of one is as slow as making it."""
+    rows = cast("pd.DataFrame", chart.data)
+    chart.data = alt.NamedData(name=_DATA)
+    spec: dict[str, Any] = chart.to_dict(validate=False)
     # Altair's own look has fixed sizes; the page's look takes its place.
     spec.pop("config", None)
-    return spec
+    return Drawing(spec, rows)
+
+
+@st.cache_data(max_entries=_MOST_DRAWINGS, show_spinner=False)
+def _made(_make: Callable[[], alt.LayerChart], state: tuple[Hashable, ...]) -> Drawing:
+    del state
+    return drawing_of(_make())

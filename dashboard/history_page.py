@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
+import altair as alt
 import pandas as pd
 import streamlit as st
 
@@ -150,13 +152,13 @@ def _draw(source: Source, shown: Sequence[ShownSeries], look: Look) -> None:
     else:
         if look.layout == ONE_CHART and not is_comparable:
             st.caption(":material/info: The units of these series differ: shown in panels.")
-        _draw_panels(shown, look)
+        _draw_panels(source, shown, look)
     for basis in dict.fromkeys(one.points.attrs["order_basis"] for one in shown):
         if note := order_note(basis):
             st.caption(f":material/sort: Commits are {note}.")
 
 
-def _draw_panels(shown: Sequence[ShownSeries], look: Look) -> None:
+def _draw_panels(source: Source, shown: Sequence[ShownSeries], look: Look) -> None:
     if len(shown) == 1:
         slots = [st.container()]
     else:
@@ -165,9 +167,9 @@ def _draw_panels(shown: Sequence[ShownSeries], look: Look) -> None:
     for one, slot in zip(shown, slots, strict=False):
         with slot:
             st.markdown(f"**{escaped(one.name)}**")
-            drawn = charts.history(newest(one.points, look.last), one.change_points, one.view)
             picked = draw_pickable(
-                drawn,
+                partial(_history, one, look.last),
+                state=(source.url, source.version, one.row["series_id"], look.last, repr(one.view)),
                 key=f"history-{one.row['series_id']}",
                 description=f"History of {one.name}: {one.view.y_title}",
                 name=f"history-{one.name}-{one.row['series_id']}",
@@ -182,14 +184,20 @@ def _draw_over_one_another(source: Source, shown: Sequence[ShownSeries], look: L
         [one.change_points.assign(series=one.name) for one in shown], ignore_index=True
     )
     aligned = newest(align(points, source.commits()), look.last)
+    named = tuple((one.row["series_id"], one.name) for one in shown)
     picked = draw_pickable(
-        charts.overlay(aligned, changes, shown[0].view),
+        partial(charts.overlay, aligned, changes, shown[0].view),
+        state=(source.url, source.version, named, look.last, repr(shown[0].view)),
         key="overlay",
         description=f"{len(shown)} series over one another: {shown[0].view.y_title}",
         name="history-overlay",
     )
     for one in shown:
         history_tables.pick(one, picked)
+
+
+def _history(one: ShownSeries, last: int | None) -> alt.LayerChart:
+    return charts.history(newest(one.points, last), one.change_points, one.view)
 
 
 def newest(points: pd.DataFrame, last: int | None) -> pd.DataFrame:

@@ -55,17 +55,49 @@ def case_results(
     UnknownCommitError
         No commit with that hash is stored.
     """
+    (found,) = _results(session, [commit], machine, include_dirty=include_dirty)
+    return found
+
+
+def both_results(
+    session: Session, base: str, head: str, machine: str | None = None
+) -> tuple[list[CaseResult], list[CaseResult]]:
+    """Give the results of the two sides of a comparison, as `case_results` gives either.
+
+    Raises
+    ------
+    UnknownCommitError
+        No commit with one of the hashes is stored.
+    """
+    before, after = _results(session, [base, head], machine, include_dirty=False)
+    return before, after
+
+
+def _results(
+    session: Session, commits: Sequence[str], machine: str | None, *, include_dirty: bool
+) -> list[list[CaseResult]]:
+    """Read the results of commits whose neighbours, by which noise is told, are read once."""
+    stored = [_stored(session, commit) for commit in commits]
+    near = [_near(session, commit) for commit in stored]
+    values = _values(session, sorted({one for ids in near for one in ids}))
+    sides = []
+    for commit, ids in zip(stored, near, strict=True):
+        query = _case_rows(commit, machine, include_dirty=include_dirty)
+        newest = {row.Result.series_id: row for row in session.execute(query)}
+        rows = list(newest.values())
+        results = [row.Result.id for row in rows]
+        samples = _samples(session, results)
+        processes = _process_medians(session, results)
+        noise = _noise(values, ids, list(newest))
+        sides.append([_case(row, samples, processes, noise) for row in rows])
+    return sides
+
+
+def _stored(session: Session, commit: str) -> Commit:
     stored = session.scalar(select(Commit).where(Commit.sha == commit))
     if stored is None:
         raise UnknownCommitError(f"commit: expected a stored hash, got {commit!r}")
-    query = _case_rows(stored, machine, include_dirty=include_dirty)
-    newest = {row.Result.series_id: row for row in session.execute(query)}
-    rows = list(newest.values())
-    ids = [row.Result.id for row in rows]
-    samples = _samples(session, ids)
-    processes = _process_medians(session, ids)
-    noise = _noise(session, stored, {row.Result.series_id for row in rows})
-    return [_case(row, samples, processes, noise) for row in rows]
+    return stored
 
 
 def _case_rows(commit: Commit, machine: str | None, *, include_dirty: bool) -> AnySelect:
@@ -154,11 +186,8 @@ def _process_medians(session: Session, result_ids: Sequence[int]) -> dict[int, l
     }
 
 
-def _noise(session: Session, commit: Commit, series_ids: set[int]) -> dict[int, float]:
-    """Learn from neighbouring commits how far a series strays without cause.
-
-    Successive relative differences do not see levels, and their median does not see steps.
-    """
+def _near(session: Session, commit: Commit) -> list[int]:
+    """Give the ids of the newest commits with results up to this one, the newest first."""
     near = select(Commit.id).join(Run, Run.commit_id == Commit.id).distinct()
     if commit.position is None:
         near = near.where(Commit.committed_at <= commit.committed_at)
@@ -168,23 +197,32 @@ def _noise(session: Session, commit: Commit, series_ids: set[int]) -> dict[int, 
         )
     rank = Commit.committed_at if commit.position is None else Commit.position
     newest = near.add_columns(rank).order_by(rank.desc()).limit(NOISE_COMMITS)
-    ids = [commit_id for commit_id, _ in session.execute(newest)]
-    places = {commit_id: place for place, commit_id in enumerate(reversed(ids))}
+    return [commit_id for commit_id, _ in session.execute(newest)]
+
+
+def _values(session: Session, commit_ids: Sequence[int]) -> Logs:
+    """Read what counts of these commits: series, commit, start, result and value in columns."""
     query = select(
         Result.series_id, Result.commit_id, Result.started_at_ms, Result.id, Result.value
-    )
-    query = query.where(Result.commit_id.in_(ids), counts(), Result.status == Status.OK)
-    # Sorted here: a database would join and sort tens of thousands of rows for it.
-    rows = [
-        (series_id, places[commit_id], started or 0, result_id, value)
-        for series_id, commit_id, started, result_id, value in session.connection()
-        .execute(query)
-        .all()
-        if value and series_id in series_ids
-    ]
-    if not rows:
+    ).where(Result.commit_id.in_(commit_ids), counts(), Result.status == Status.OK)
+    rows = session.connection().execute(query).all()
+    table = np.array([tuple(row) for row in rows], dtype=np.float64).reshape(-1, 5)
+    return np.nan_to_num(table)
+
+
+def _noise(values: Logs, commit_ids: Sequence[int], series_ids: Sequence[int]) -> dict[int, float]:
+    """Learn from neighbouring commits how far a series strays without cause.
+
+    Successive relative differences do not see levels, and their median does not see steps.
+    """
+    is_near = np.isin(values[:, 1], commit_ids) & np.isin(values[:, 0], series_ids)
+    table = values[is_near & (values[:, -1] != 0)]
+    if not len(table):
         return {}
-    table = np.asarray(rows, dtype=np.float64)
+    # Sorted here: a database would join and sort tens of thousands of rows for it.
+    places = np.zeros(1 + max(commit_ids))
+    places[list(commit_ids)] = range(len(commit_ids), 0, -1)
+    table[:, 1] = places[table[:, 1].astype(np.int64)]
     table = table[np.lexsort(table.T[3::-1])]
     edges = np.flatnonzero(np.diff(table[:, 0])) + 1
     return {

@@ -12,7 +12,7 @@ import pandas as pd
 from sqlalchemy import Select, exists, func, or_, select
 from sqlalchemy.orm import Session
 
-from db.case_queries import case_results
+from db.case_queries import both_results, case_results
 from db.columns import OrderBasis
 from db.counted import counts
 from db.errors import UnknownCommitError, UnknownSeriesError
@@ -46,6 +46,7 @@ from db.window_queries import evidence, windows
 __all__ = [
     "Finding",
     "Overview",
+    "both_results",
     "case_results",
     "change_points",
     "commits",

@@ -9,7 +9,7 @@ import vl_convert
 
 from dashboard import compare_charts, compare_frames
 from dashboard.downloads import csv_of, file_stem
-from dashboard.drawing import file_spec
+from dashboard.drawing import drawing_of
 from db.compare import CaseKey, CaseResult, Verdict, compare
 from tests import pages_database as demo
 from tests.test_pages import charts, opened, words
@@ -87,7 +87,7 @@ def test_both_charts_can_be_written_into_files(cases):
         compare_charts.heat_map(first),
     ):
         chart.to_dict()  # what Vega-Lite's schema says of it
-        drawn = vl_convert.vegalite_to_svg(file_spec(chart))
+        drawn = vl_convert.vegalite_to_svg(drawing_of(chart).for_file())
         assert "<svg" in drawn
         assert "aria-roledescription" in drawn
 
