@@ -73,10 +73,17 @@ def num_ahead(environ: Mapping[str, str]) -> int:
     """Return how many processes to start at once."""
     told = environ.get(COUNT_VARIABLE)
     if told is None:
-        return min(os.cpu_count() or 1, MOST)
+        return min(num_cores(), MOST)
     if not told.isdecimal():
         raise AheadError(f"{COUNT_VARIABLE}: expected a number of processes, got {told!r}")
     return int(told)
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use, which a scheduler or `taskset` may limit."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def shares_process(environ: Mapping[str, str]) -> bool:
