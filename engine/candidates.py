@@ -58,12 +58,13 @@ def likeliest(draft_logits: Tensor, width: int) -> Candidates:
         )
     token_ids = top_tokens(draft_logits, min(width, draft_logits.shape[-1]))
     chosen = draft_logits.gather(-1, token_ids)
-    log_probs = chosen - draft_logits.logsumexp(-1, keepdim=True)
-    # A row with nothing but -inf gives NaN above.
-    log_probs.masked_fill_(chosen == -torch.inf, -torch.inf)
-    is_sound = (draft_logits < torch.inf).all()  # false for NaN as well
-    token_ids.masked_fill_(~is_sound, NO_TOKEN)
-    return Candidates(log_probs, token_ids)
+    # `logsumexp`, whose maximum is known. A row with nothing but -inf must not give NaN.
+    least = torch.finfo(torch.float32).min
+    most = chosen[..., :1].clamp(min=least)
+    total = (draft_logits - most).exp_().sum(-1, keepdim=True).log_().add_(most)
+    is_sound = (total < torch.inf).all()  # false for NaN as well
+    log_probs = chosen - total.clamp_(min=least)
+    return Candidates(log_probs, torch.where(is_sound, token_ids, NO_TOKEN))
 
 
 def check_candidates(are_sound: bool) -> None:
@@ -79,6 +80,6 @@ def top_tokens(logits: Tensor, width: int) -> Tensor:
     becomes an integer of the same order, and its token id, counted down, the digits below it.
     """
     bits = (logits + 0.0).view(torch.int32)  # -0.0 becomes 0.0, its equal
-    ordered = (bits ^ (bits >> 31 & 0x7FFFFFFF)).long()
-    vocabulary = torch.arange(logits.shape[-1], device=logits.device)
-    return ((ordered << 32) - vocabulary).topk(width, dim=-1).indices
+    ordered = bits ^ (bits >> 31 & 0x7FFFFFFF)
+    counted_down = torch.arange(0, -logits.shape[-1], -1, device=logits.device)
+    return torch.add(counted_down, ordered, alpha=1 << 32).topk(width, dim=-1).indices
