@@ -27,9 +27,14 @@ def checkout(root: Path) -> Path:
 
 
 def commits_of(root: Path, text: str | None) -> tuple[str, ...]:
-    """Return the full hashes of a revision or a range, oldest first; None is HEAD."""
+    """Return the full hashes of a revision or a range, oldest first; None is HEAD.
+
+    Of several, parted by spaces, those of each are given in turn, and each commit once.
+    """
     if text is None:
         return (git_lines(root, "rev-parse", "--verify", "HEAD")[0],)
+    if len(words := text.split()) > 1:
+        return tuple(dict.fromkeys(one for word in words for one in commits_of(root, word)))
     is_range = ".." in text or text.endswith(("^!", "^@"))
     try:
         if is_range:

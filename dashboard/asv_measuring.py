@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
     from dashboard.asv_units import Unit
 
 
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """A commit that is being measured."""
+
+    number: int  # among the commits of the run
+    asv: Asv
+    units: list[Unit]
+
+
 @dataclass(slots=True)
 class Measuring:
     """A run under way."""
@@ -37,6 +47,9 @@ class Measuring:
     bench: str | None
     is_isolated: bool  # each commit in a worktree of its own
     is_divided: bool  # into units; else a commit is one call of asv
+    is_in_turns: (
+        bool  # each unit of all commits before the next unit; else each commit before the next
+    )
     on_results: Callable[[], None]
     failed: list[str] = field(default_factory=list)
     left: str | None = None  # by the time limit, in words
@@ -47,13 +60,17 @@ class Measuring:
 
     def measure(self, commits: Sequence[str], run_id: str) -> None:
         """Measure what is not finished; forget the journal once nothing is left."""
-        for number, commit in enumerate(commits):
+        numbered = dict(zip(commits, range(len(commits)), strict=True))
+        groups = [commits] if self.is_in_turns else [[commit] for commit in commits]
+        for group in groups:
             if self.left is not None:
-                self.left += f" and {count_text(len(commits) - number, 'commit')}"
+                left = len(commits) - numbered[group[0]]
+                self.left += f" and {count_text(left, 'commit')}"
                 break
-            if not self.journal.is_complete(commit):
-                self._measure_commit(number, commit, run_id)
-            self._count(commit)
+            todo = {one: numbered[one] for one in group if not self.journal.is_complete(one)}
+            self._measure_commits(todo, run_id)
+            for commit in group:
+                self._count(commit)
         if self._gave_up and not (self.progress.num_measured or self.progress.num_kept):
             raise self._gave_up[-1]
         if not self._has_matches and self.left is None:
@@ -64,29 +81,54 @@ class Measuring:
         if self.left is None and not self._gave_up:
             self.journal.forget()
 
-    def _measure_commit(self, number: int, commit: str, run_id: str) -> None:
+    def _measure_commits(self, numbered: Mapping[str, int], run_id: str) -> None:
+        with ExitStack() as worktrees:
+            opened = [self._side(*one, worktrees) for one in numbered.items()]
+            sides = [side for side in opened if side is not None]
+            self._take_turns(sides, run_id)
+        for side in sides:
+            if all(self.journal.has(side.asv.commit, unit) for unit in side.units):
+                self.journal.complete(side.asv.commit, run_id)
+
+    def _side(self, commit: str, number: int, worktrees: ExitStack) -> _Side | None:
+        """Lay out a commit's code and find its units; None where asv gave up."""
         environ = {**self.environ, "DDTREE_BENCH_COMMIT": commit}
-        with engine_of(self.root, commit, isolated=self.is_isolated) as source:
-            try:
-                environ["ASV_PYTHONPATH"] = self._path(source)
-                asv = Asv(self.root, commit, environ, self.locks, self.progress.echo)
-                asv, units = self._units(asv)
-            except AsvFailedError as error:
-                self._give_up(commit, error)
+        source = worktrees.enter_context(engine_of(self.root, commit, isolated=self.is_isolated))
+        try:
+            environ["ASV_PYTHONPATH"] = self._path(source)
+            asv, units = self._units(
+                Asv(self.root, commit, environ, self.locks, self.progress.echo)
+            )
+        except AsvFailedError as error:
+            self._give_up(commit, error)
+            return None
+        return _Side(number, asv, units)
+
+    def _take_turns(self, sides: Sequence[_Side], run_id: str) -> None:
+        """Measure what is not finished, a unit of each side before the next unit.
+
+        Which side goes first alternates, so that a drift of the machine favours none of two.
+        """
+        todo: dict[str, list[tuple[_Side, Unit]]] = {}
+        for side in sides:
+            left = [unit for unit in side.units if not self.journal.has(side.asv.commit, unit)]
+            self.progress.num_kept += len(side.units) - len(left)
+            for unit in left:
+                todo.setdefault(unit.key, []).append((side, unit))
+        rounds = [
+            turn if place % 2 == 0 else turn[::-1] for place, turn in enumerate(todo.values())
+        ]
+        turns = [one for turn in rounds for one in turn]
+        for place, (side, unit) in enumerate(turns):
+            commit, later = side.asv.commit, turns[place + 1 :]
+            if not self.progress.has_time_for(unit):
+                self.left = f"{count_text(len(turns) - place, 'benchmark')} of {commit[:8]}"
+                self._store()
                 return
-            todo = [unit for unit in units if not self.journal.has(commit, unit)]
-            self.progress.num_kept += len(units) - len(todo)
-            for place, unit in enumerate(todo):
-                if not self.progress.has_time_for(unit):
-                    self.left = f"{count_text(len(todo) - place, 'benchmark')} of {commit[:8]}"
-                    self._store()
-                    return
-                self.progress.tell(number, commit, units, units.index(unit))
-                self._measure_unit(asv, unit, run_id)
-                if not unit.has_more_in(todo[place + 1 :]):
-                    self._store()
-        if all(self.journal.has(commit, unit) for unit in units):
-            self.journal.complete(commit, run_id)
+            self.progress.tell(side.number, commit, side.units, side.units.index(unit))
+            self._measure_unit(side.asv, unit, run_id)
+            if not unit.has_more_in(other for _, other in later):
+                self._store()
 
     def _path(self, source: Path) -> str:
         """Return where a commit's processes look first: its code, then what it pins."""

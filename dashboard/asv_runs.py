@@ -60,6 +60,7 @@ class RunRequest:
     bench: str | None = None  # regular expression over benchmark names
     machine: str | None = None  # label; None = the one this checkout used before, or the host name
     time_limit_s: float | None = None  # start nothing that would not end within; None = no limit
+    in_turns: bool = False  # a benchmark of each commit before the next one; else commit by commit
     restart: bool = False  # measure again what an unfinished run of the same command has
 
     def __post_init__(self) -> None:
@@ -143,6 +144,7 @@ def run_asv(
             bench=request.bench,
             is_isolated=request.commits is not None,
             is_divided=request.profile != UNDIVIDED,
+            is_in_turns=request.in_turns,
             on_results=on_results,
         )
         measuring.measure(commits, run_id)

@@ -40,7 +40,11 @@ FIRST_RUN: Final = (
     show_default=True,
     help="How much of the suite to measure.",
 )
-@click.option("--commits", metavar="RANGE", help="As git names it. Default: the checkout as it is.")
+@click.option(
+    "--commits",
+    metavar="RANGE",
+    help="As git names it, or several, parted by spaces. Default: the checkout as it is.",
+)
 @click.option("--bench", metavar="REGEX", help="Only benchmarks whose name matches.")
 @click.option("--machine", metavar="NAME", help="The stable label of this machine.")
 @click.option(
@@ -48,6 +52,11 @@ FIRST_RUN: Final = (
     type=click.FloatRange(min=0, min_open=True),
     metavar="MINUTES",
     help="Begin no benchmark that would not end in time; the same command goes on.",
+)
+@click.option(
+    "--in-turns",
+    is_flag=True,
+    help="A benchmark of each commit before the next benchmark, so that a drift favours none.",
 )
 @click.option("--restart", is_flag=True, help="Measure again what an unfinished run has.")
 @pass_app

@@ -1,6 +1,7 @@
 """`ddtree-bench run` with a real asv on a repository of its own."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,11 @@ class Case:
 
     def time_case(self, size):
         {body}
+"""
+
+SECOND = """
+class Second(Case):
+    params = [1]
 """
 
 
@@ -81,16 +87,26 @@ def test_run_stores_and_compares_with_the_newest_earlier_commit(repository):
 
 
 @pytest.mark.slow
-def test_run_of_a_range_measures_each_commit(repository):
+def test_two_commits_take_turns_and_which_goes_first_alternates(repository):
     write_suite(repository, "sum(range(1000 * size))")
-    repository.commit("first", date=START_S)
-    commits = [repository.commit(f"{day}", date=START_S + day * 60) for day in (1, 2)]
+    suite = repository.root / "benchmarks" / "suite.py"
+    suite.write_text(suite.read_text() + SECOND, encoding="utf-8")
+    old = repository.commit("old", date=START_S)
+    repository.commit("between", date=START_S + 60)
+    new = repository.commit("new", date=START_S + 120)
 
-    done = run(repository, "--commits", "HEAD~2..HEAD", "--bench", "time_case")
+    done = run(repository, "--commits", f"{old}^! HEAD~1..HEAD", "--in-turns")
 
     assert done.returncode == ExitCode.OK, done.stderr
-    assert f"2 new of 2 cases ({commits[0][:10]})" in done.stdout
-    assert f"({commits[0][:10]} → {commits[1][:10]})" in done.stdout
+    began = re.findall(r"^\[commit \d/2 (\w{8}), \d/2\] suite\.(\w+)", done.stderr, re.MULTILINE)
+    assert began == [
+        (old[:8], "Case"),
+        (new[:8], "Case"),
+        (new[:8], "Second"),
+        (old[:8], "Second"),
+    ]
+    assert f"3 new of 3 cases ({old[:10]})" in done.stdout
+    assert f"({old[:10]} → {new[:10]})" in done.stdout
 
 
 def test_findings_are_kept_with_the_results_of_their_run(engine, tmp_path):

@@ -166,12 +166,21 @@ def test_nights_hand_over_the_findings_under_one_name():
     )
 
 
+def test_machine_is_examined_before_anything_is_measured_on_it():
+    for name in ("bench.yml", "nightly.yml"):
+        ran = scripts(name)
+        place = next(place for place, script in enumerate(ran) if "ddtree-bench doctor" in script)
+        assert ran[place].endswith("|| test $? -eq 5")
+        assert not any("ddtree-bench run" in script for script in ran[:place])
+        assert any("ddtree-bench run" in script for script in ran[place:])
+
+
 def test_base_that_fails_does_not_keep_the_head_from_being_measured(tmp_path):
     (script,) = [script for script in scripts("bench.yml") if "merge-base" in script]
     tool = tmp_path / ".venv" / "bin" / "ddtree-bench"
     tool.parent.mkdir(parents=True)
     tool.write_text(
-        '#!/bin/sh\necho "$@" >> calls\ncase "$*" in *base^!) exit 4;; compare*) exit 3;; confirm*) echo "{}"; exit 3;; esac\n'
+        '#!/bin/sh\necho "$@" >> calls\ncase "$*" in run*) exit 4;; compare*) exit 3;; confirm*) echo "{}"; exit 3;; esac\n'
     )
     git = tmp_path / "git"
     git.write_text("#!/bin/sh\necho base\n")
@@ -189,7 +198,8 @@ def test_base_that_fails_does_not_keep_the_head_from_being_measured(tmp_path):
     done = subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, env=environment, check=False)
 
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert [call.split()[-1] for call in calls] == ["base^!", "head^!", "--markdown", "--json"]
+    assert [call.split()[0] for call in calls] == ["run", "compare", "confirm"]
+    assert calls[0].endswith("--in-turns --commits base^! head^!")
     assert (tmp_path / ".asv" / "results" / "confirmed.json").read_text() == "{}\n"
     assert done.returncode == ExitCode.FAILED
 
