@@ -25,9 +25,11 @@ import json
 import math
 import sys
 from bisect import bisect, bisect_left
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice, pairwise
+from operator import mul, neg
 from typing import TypeVar
 
 from torch import Tensor
@@ -233,8 +235,7 @@ class Budget:
         if config.budget_policy == "adaptive" and self.table is not None:
             searches = tree_searches(draft_logits, roots, most, is_chain=is_chain)
             in_all = node_budget * len(roots)
-            pool, weighed = merged(searches), (self.table, self.odds, context_tokens)
-            counts = choose_nodes(pool, len(roots), in_all, *weighed)
+            counts = choose_nodes(searches, in_all, self.table, self.odds, context_tokens)
             return [search.tree(n) for search, n in zip(searches, counts, strict=True)]
         build_trees = chain_trees if is_chain else build_draft_trees
         trees = build_trees(draft_logits, roots, most)
@@ -249,8 +250,7 @@ class Budget:
 
 
 def choose_nodes(
-    pool: Iterator[tuple[float, int]],
-    num_seqs: int,
+    costs: Sequence[Iterable[float]],
     most: int,
     table: CostTable,
     odds: Odds,
@@ -258,16 +258,15 @@ def choose_nodes(
 ) -> list[int]:
     """Return how many nodes of each sequence promise together the most tokens per second.
 
-    With n nodes a step commits `num_seqs` tokens and what the n are worth, in the time of its
-    bucket. Compared are the ends of all buckets and of the pool; within a bucket more nodes cost
+    With n nodes a step of N sequences commits N tokens and what the n are worth, in the time of its
+    bucket. Compared are the ends of all buckets and of the nodes; within a bucket more nodes cost
     nothing. Equal rates go to fewer nodes.
 
     Parameters
     ----------
-    pool : iterator of (path log-prob, index of a sequence)
-        Nodes as `merged` finds them: no more are taken than may pay.
-    num_seqs : int
-        Trees, each of which has a root to verify.
+    costs : sequence of N iterables
+        Minus the path log-probs of each tree's nodes, as a `TreeSearch` finds them: no more are
+        taken than may pay.
     most : int
         Nodes of all trees.
     table, odds
@@ -280,23 +279,28 @@ def choose_nodes(
     ConfigError
         The table has no bucket for the roots alone.
     """
+    num_seqs = len(costs)
     ends = _ends(table, num_seqs, most, context_tokens)
-    ratios, counts = odds.ratios(), [0] * num_seqs
-    best, best_rate, tokens, last, num_nodes = list(counts), 0.0, float(num_seqs), 1.0, 0
+    by_place, owners = odds.ratios(), list[int]()
+    pool = merged(costs, odds.of_nodes(min(most, MAX_NODE_BUDGET)))
+    best, best_rate, tokens, last = 0, 0.0, float(num_seqs), 1.0
     for index, (end, time_s) in enumerate(ends):
-        largest = last * max(ratios[min(counts).bit_length() :])  # that a node behind is worth
-        if all(tokens + (n - num_nodes) * largest <= best_rate * s for n, s in ends[index:]):
+        # A node behind is worth at most so much; its place is known where there is one tree.
+        place = len(owners).bit_length() if num_seqs == 1 else 0
+        largest = last * max(by_place[place:])
+        if all(tokens + (n - len(owners)) * largest <= best_rate * s for n, s in ends[index:]):
             break
-        for log_prob, owner in islice(pool, end - num_nodes):
-            last = math.exp(log_prob)
-            tokens += last * ratios[counts[owner].bit_length()]
-            counts[owner] += 1
-        num_nodes = sum(counts)
+        if taken := list(islice(pool, end - len(owners))):
+            node_costs, node_owners, node_ratios = zip(*taken, strict=True)
+            last = math.exp(-node_costs[-1])
+            tokens += sum(map(mul, map(math.exp, map(neg, node_costs)), node_ratios))
+            owners += node_owners
         if (rate := tokens / time_s) > best_rate:  # so the first of equals
-            best, best_rate = list(counts), rate
-        if num_nodes < end:
+            best, best_rate = len(owners), rate
+        if len(owners) < end:
             break
-    return best
+    counts = Counter(owners[:best])
+    return [counts[owner] for owner in range(num_seqs)]
 
 
 def _ends(

@@ -10,10 +10,9 @@ built yet, their searches are merged node by node, for as long as somebody asks 
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice, repeat
-from operator import neg
 
 import torch
 from torch import Tensor
@@ -103,12 +102,10 @@ class TreeSearch:
     found: list[Node] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[float]:
-        """Find one node after the other; yield their path log-probs, never ascending."""
-        least = 0.0  # rounding can make a node heavier than one behind which it had to wait
-        for node in islice(best_first(self.log_probs), self.node_budget):
-            self.found.append(node)
-            least = min(least, -node[0])
-            yield least
+        """Find one node after the other; yield minus their path log-probs, never descending."""
+        costs = islice(best_first(self.log_probs, self.found), self.node_budget)
+        # Rounding can make a node cheaper than one behind which it had to wait.
+        return accumulate(costs, max)
 
     def tree(self, num_nodes: int) -> DraftTree:
         """Return the tree of the first `num_nodes` nodes that were found."""
@@ -128,15 +125,17 @@ def tree_searches(
     return [TreeSearch(*part, node_budget) for part in parts]
 
 
-def merged(searches: Sequence[TreeSearch]) -> Iterator[tuple[float, int]]:
-    """Yield path log-prob and owner of the nodes of all searches in the order of one pool.
+def merged(
+    costs: Sequence[Iterable[float]], ratios: Sequence[float]
+) -> Iterator[tuple[float, int, float]]:
+    """Yield minus the path log-prob, the owner and the ratio of nodes in the order of one pool.
 
-    Ties go by owner, as in `pool_nodes`. Each search is at most one node ahead.
+    `costs` are those of each tree's nodes, as a `TreeSearch` finds them, `ratios` hold for its
+    first node, its second, and so on. Ties go by owner, as in `pool_nodes`. Each tree is at most
+    one node ahead.
     """
-    if len(searches) == 1:
-        return ((log_prob, 0) for log_prob in searches[0])
-    owned = (zip(map(neg, one), repeat(owner)) for owner, one in enumerate(searches))
-    return ((-cost, owner) for cost, owner in heapq.merge(*owned))
+    owned = [zip(nodes, repeat(owner), ratios) for owner, nodes in enumerate(costs)]
+    return owned[0] if len(owned) == 1 else heapq.merge(*owned)
 
 
 @dataclass(slots=True, eq=False)
@@ -154,10 +153,10 @@ class Odds:
         """Add what became of trees that were verified."""
         for tree, outcome in zip(trees, outcomes, strict=True):
             promises = list(map(math.exp, tree.path_log_probs.tolist()[1:]))
-            for place in range(NUM_PLACES):
-                first, last = _place_of(place)
-                self.promised[place] = DECAY * self.promised[place] + sum(promises[first:last])
-                self.accepted[place] *= DECAY
+            self.accepted = [DECAY * value for value in self.accepted]
+            self.promised = [DECAY * value for value in self.promised]
+            for place in range(len(promises).bit_length() + 1):
+                self.promised[place] += sum(promises[1 << place >> 1 : 1 << place])
             for node in outcome.path.tolist():
                 self.accepted[(node - 1).bit_length()] += 1.0
 
@@ -168,7 +167,11 @@ class Odds:
             for accepted, promised in zip(self.accepted, self.promised, strict=True)
         ]
 
-
-def _place_of(place: int) -> tuple[int, int]:
-    """Return the first node of a place, counted from 0, and the one behind its last."""
-    return (1 << place >> 1, 1 << place)
+    def of_nodes(self, count: int) -> list[float]:
+        """Return the same for each of the first `count` nodes of a tree."""
+        found: list[float] = []
+        for place, ratio in enumerate(self.ratios()):
+            if len(found) >= count:
+                break
+            found += [ratio] * (1 << max(0, place - 1))
+        return found[:count]

@@ -38,9 +38,8 @@ def step_time_s(table, num_rows, context=0, num_seqs=1):
 
 def chosen_of(gains, num_seqs, table, context=0, odds=None):
     """How many nodes are chosen of a pool in which each is worth what it promises."""
-    pool = ((math.log(gain), n % num_seqs) for n, gain in enumerate(gains))
-    counts = choose_nodes(pool, num_seqs, len(gains), table, odds or Odds(), context)
-    return sum(counts)
+    costs = [[-math.log(gain) for gain in gains[n::num_seqs]] for n in range(num_seqs)]
+    return sum(choose_nodes(costs, len(gains), table, odds or Odds(), context))
 
 
 def built(draft_logits, policy, node_budget, table=None, odds=None):

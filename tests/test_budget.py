@@ -341,8 +341,8 @@ def test_a_search_that_stops_early_chooses_the_trees_of_one_over_everything(num_
 def test_no_more_nodes_are_searched_than_may_pay():
     """Behind a node that promises 1 % nothing can be worth the second bucket."""
     taken = []
-    pool = ((math.log(gain), taken.append(gain) or 0) for gain in [0.9, 0.8, 0.01] + [0.005] * 60)
+    costs = (taken.append(gain) or -math.log(gain) for gain in [0.9, 0.8, 0.01] + [0.005] * 60)
     table = table_of([1, 4, 64], [1.0, 1.1, 9.0])
 
-    assert choose_nodes(pool, 1, 63, table, Odds(), 0.0) == [3]
+    assert choose_nodes([costs], 63, table, Odds(), 0.0) == [3]
     assert len(taken) == 3

@@ -1,7 +1,7 @@
 """Cost tables: what may be measured, and that an adaptive engine does what its table says."""
 
-import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +11,6 @@ from engine.calibration import measure_costs
 from engine.cost import cost_origin
 from engine.decoder import Engine
 from engine.errors import ConfigError
-from engine.node_pool import pool_nodes
 from engine.presets import preset
 from engine.sampling import Sampling
 from tests.nano import (
@@ -57,11 +56,10 @@ def adaptive(table, drafter=MODELS.drafter, **config):
 def chosen_by_hand(engine, batch, table):
     """What the rule says of everything that the drafter proposes."""
     whole = make_engine(engine.drafter, budget_policy="shared", node_budget=BUDGET)
-    pool, num_seqs = pool_nodes(whole.build(batch, engine.draft(batch))), len(batch.sequences)
-    mean = sum(s.committed_length for s in batch.sequences) / num_seqs
-    nodes = zip(pool.path_log_probs, pool.owners, strict=True)
-    most = BUDGET * num_seqs
-    return sum(choose_nodes(nodes, num_seqs, most, table, engine.budget.odds, mean))
+    trees = whole.build(batch, engine.draft(batch))
+    costs = [(-tree.path_log_probs[1:].cummin(0).values).tolist() for tree in trees]
+    mean = sum(s.committed_length for s in batch.sequences) / len(trees)
+    return sum(choose_nodes(costs, BUDGET * len(trees), table, engine.budget.odds, mean))
 
 
 TABLES = {
@@ -200,34 +198,27 @@ def test_every_bucket_is_measured_with_that_many_rows_of_trees_there_could_be(mo
     assert_nobody_holds_a_page(engine)
 
 
-def slowed(engine, **seconds):
-    """The engine, each of these stages longer by so many seconds for each of its sequences' rows."""
+def test_a_step_is_told_as_a_whole_and_what_rows_do_not_cost_is_the_sequences(monkeypatch):
+    engine, clock = make_engine(node_budget=4), SimpleNamespace(now_s=0.0)
+    clock.perf_counter = lambda: clock.now_s
+    monkeypatch.setattr("engine.calibration.time", clock)
 
-    def slow(run, of_rows, batch, *args):
-        trees = args[0] if args else [None] * len(batch.sequences)
-        time.sleep(sum(of_rows(0 if tree is None else tree.tree_size) for tree in trees))
+    def timed(run, seconds_of_rows, batch, *args):
+        sizes = [tree.tree_size for tree in args[0]] if args else [0] * len(batch.sequences)
+        clock.now_s += sum(map(seconds_of_rows, sizes))
         return run(batch, *args)
 
-    for name, of_rows in seconds.items():
-        setattr(engine, name, partial(slow, getattr(engine, name), of_rows))
-    return engine
-
-
-def test_a_step_is_told_as_a_whole_and_what_rows_do_not_cost_is_the_sequences():
-    engine = slowed(
-        make_engine(node_budget=4),
-        draft=lambda _: 0.03,
-        verify=lambda rows: 0.01 * rows,
-        commit=lambda _: 0.03,
-    )
+    for name, seconds in {
+        "draft": lambda _: 3.0,
+        "verify": lambda rows: 0.5 * rows,
+        "commit": lambda _: 2.0,
+    }.items():
+        setattr(engine, name, partial(timed, getattr(engine, name), seconds))
 
     table = measure_costs(engine, num_rows=(1, 5, 10), context_tokens=(9,), repetitions=1)
 
-    alone, whole, two = table.step_seconds[0]
-    assert alone >= 0.07  # of all stages
-    assert 0.02 < whole - alone < 0.12  # 4 rows more: 0.04
-    assert two - whole < 0.09  # 5 rows more: 0.05, without the 0.06 that a sequence costs
-    assert table.sequence_seconds[0] > 0.04
+    assert table.step_seconds == ((5.5, 7.5, 10.0),)  # two trees, as if their rows were one's
+    assert table.sequence_seconds == (5.0,)
 
 
 def test_buckets_take_turns():

@@ -50,13 +50,17 @@ def run(problem: Problem) -> None:
 def best_nodes(log_probs: Tensor, node_budget: int) -> list[Node]:
     """Return the heaviest prefixes by log-probs [horizon, K], at most `node_budget`, in order."""
     # Rank r is chosen after r better siblings.
-    return list(islice(best_first(log_probs[:, :node_budget]), node_budget))
+    found: list[Node] = []
+    for _ in islice(best_first(log_probs[:, :node_budget], found), node_budget):
+        pass  # each is found
+    return found
 
 
-def best_first(log_probs: Tensor) -> Iterator[Node]:
-    """Yield the heaviest prefixes by log-probs [horizon, K] in order, for as long as one is asked.
+def best_first(log_probs: Tensor, found: list[Node]) -> Iterator[float]:
+    """Find the heaviest prefixes by log-probs [horizon, K] in order, for as long as one is asked.
 
-    A node's cost is a float64 sum in the published order of operations: its rounding decides ties.
+    Each goes to the end of `found` (mutated) and is yielded by its cost, which is a float64 sum in
+    the published order of operations: its rounding decides ties.
     """
     # What is -inf is dropped before the heap: a sibling's weight would be -inf - -inf.
     widths = (log_probs != -torch.inf).sum(1).tolist()
@@ -65,9 +69,9 @@ def best_first(log_probs: Tensor) -> Iterator[Node]:
     for number in count(1):
         if not heap:
             return
-        node = heap[0]
-        yield node
-        cost, ranks, parent = node
+        found.append(heap[0])
+        cost, ranks, parent = heap[0]
+        yield cost
         depth, rank = len(ranks), ranks[-1]
         row = costs[depth - 1]
         if rank + 1 < len(row):
