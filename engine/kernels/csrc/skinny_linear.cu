@@ -18,7 +18,7 @@
 //
 // Macros: TOKENS, 8 to 32 · WARPS · ROWS: 8, 16 or 32 · STAGES, of at least 2 · CHUNK: a multiple of
 // 64 * WARPS, of no meaning for plain tokens · NORM, GATED, FLOAT_X, FLOAT_OUT: 0 or 1.
-#include "ptx.cuh"
+#include "mma.cuh"
 
 constexpr int kColumns = TOKENS / 8;
 constexpr int kTiles = ROWS > 16 ? 2 : 1;
@@ -41,14 +41,6 @@ struct Params {
   int M, N, inputs;
   float eps;
 };
-
-__device__ __forceinline__ void multiply(float (&sum)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0,
-                                         u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 
 __device__ __forceinline__ float low_of(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_of(u32 pair) { return __uint_as_float(pair & 0xFFFF0000u); }
@@ -230,8 +222,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
         const uint4 v = shared_16(tokens + c * 8 * kRow + (here ^ (half * 64)));
 #pragma unroll
         for (int r = 0; r < kTiles; ++r) {
-          multiply(sum[r][c], a[r].x, b[r].x, a[r].y, b[r].y, v.x, v.y);
-          multiply(sum[r][c], a[r].z, b[r].z, a[r].w, b[r].w, v.z, v.w);
+          multiply_add(sum[r][c], a[r].x, b[r].x, a[r].y, b[r].y, v.x, v.y);
+          multiply_add(sum[r][c], a[r].z, b[r].z, a[r].w, b[r].w, v.z, v.w);
         }
       }
     }

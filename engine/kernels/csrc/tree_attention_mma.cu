@@ -154,7 +154,8 @@ __device__ __forceinline__ void add_scores(unsigned char* smem, u32 keys, const 
     load_matrices(a, keys + product / 4 * kChunkBytes + key * 128 + ((unit ^ (key & 7)) << 4));
 #pragma unroll
     for (int group = 0; group < kGroups; ++group)
-      multiply_add(sums[group], a, queries.of[i][group][0], queries.of[i][group][1]);
+      multiply_add(sums[group], a[0], a[1], a[2], a[3], queries.of[i][group][0],
+                   queries.of[i][group][1]);
   }
   float* to = reinterpret_cast<float*>(smem + kSumOffset) +
               (part * ROWS + 2 * (lane & 3)) * kSumPitch + first + (lane >> 2);
@@ -294,7 +295,8 @@ struct Values {
         load_turned(a, values + part * 16 * 128 + (((2 * block + unit) ^ (lane & 7)) << 4));
 #pragma unroll
         for (int group = 0; group < kGroups; ++group)
-          multiply_add(of[block][group], a, b[group][2 * part], b[group][2 * part + 1]);
+          multiply_add(of[block][group], a[0], a[1], a[2], a[3], b[group][2 * part],
+                       b[group][2 * part + 1]);
       }
   }
 
