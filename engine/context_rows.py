@@ -12,7 +12,8 @@ be read as pages. What a slot of a ring holds is arithmetic: the last position b
 that falls on it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -83,6 +84,7 @@ class ContextRows:
     sights: tuple[Sight, ...]  # of each layer
     block_size: int
     capacity: int  # positions every sequence has room for, a multiple of `PAGE_ROWS`
+    number: int = field(default_factory=count().__next__)  # tells these rows from all others
 
     @classmethod
     def zeros(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,33 @@ def upload(values: Tensor, device: torch.device) -> Tensor:
 def upload_into(held: Tensor, values: Tensor) -> None:
     """Overwrite `held` (mutated) with a tensor of the host, without waiting for the device."""
     held.copy_(values.pin_memory() if held.is_cuda else values, non_blocking=True)
+
+
+class Place:
+    """Where numbers of the host always lie on a device; new ones are brought without a wait.
+
+    They go through pinned memory of the place's own: to pin each anew is most of what it costs. It
+    is waited for only if they come faster than the device takes them.
+    """
+
+    def __init__(self, values: Tensor, device: torch.device) -> None:
+        self.held = torch.empty_like(values, device=device)  # on the device
+        self._staged = torch.empty_like(values, pin_memory=True) if self.held.is_cuda else values
+        self._is_taken: Any = None  # an event: what was staged has been read
+        if self.held.is_cuda:
+            self._is_taken = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.bring(values)
+
+    def bring(self, values: Tensor) -> Tensor:
+        """Overwrite `held` (mutated) with numbers of the same shape and return it."""
+        if self._is_taken is None:
+            return self.held.copy_(values)
+        if not self._is_taken.query():
+            self._is_taken.synchronize()
+        self._staged.copy_(values)
+        self.held.copy_(self._staged, non_blocking=True)
+        self._is_taken.record(torch.cuda.current_stream(self.held.device))
+        return self.held
 
 
 def upload_all(values: Sequence[Tensor], device: torch.device) -> list[Tensor]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from engine.batch import StepBatch
 from engine.config import EngineConfig
 from engine.context_rows import ContextRows, Sight
-from engine.device import upload_into
+from engine.device import Place
 from engine.drafter import BlockInputs, Drafted, DraftModel, TapRows
 from engine.drafter_context import DrafterContext
 from engine.drafter_layer import LayerBackends
@@ -70,13 +70,13 @@ class Bucket:
     """Buffers of the drafts over one context's rows, and what runs over them."""
 
     inputs: BlockInputs
-    numbers: Tensor  # [N, 2 + k] int64, of which lengths, counts and tokens are columns
+    numbers: Place  # [N, 2 + k] int64, of which lengths, counts and tokens are columns
     run: Callable[[], Drafted]
 
     def load(self, pending: TapRows, numbers: Tensor) -> None:
         """Overwrite the buffers (mutated) with the rows that are new and what a block starts at."""
         self.inputs.taps[: len(pending.taps)].copy_(pending.taps)
-        upload_into(self.numbers, numbers)
+        self.numbers.bring(numbers)
 
 
 class BucketDraft:
@@ -107,7 +107,7 @@ class BucketDraft:
         numbers = torch.tensor([[length, count, *row] for length, count, row in starts])
         context.reserve(max(map(sum, zip(context.lengths, pending.counts, strict=True))))
         rows, width = context.rows, numbers.shape[1]
-        key = (*((one.data_ptr(), one.shape) for one in rows.layers), width)
+        key = (rows.number, width)
         bucket, was_there = self._kept.get(key, lambda: self._new_bucket(rows, pending, numbers))
         if was_there:
             bucket.load(pending, numbers)
@@ -122,20 +122,21 @@ class BucketDraft:
         return TapRows(target.embed_tokens.new_empty(0, width), (0,) * num_seqs)
 
     def _new_bucket(self, rows: ContextRows, pending: TapRows, numbers: Tensor) -> Bucket:
-        held = numbers.to(rows.layers[0].device, copy=True)
+        place = Place(numbers, rows.layers[0].device)
         size = (rows.num_seqs * rows.block_size, pending.taps.shape[1])
         backends = LayerBackends(self._backends.rows, self._backends.linear(size[0]))
         # Other kernels of trees are made for the target's rows.
         trees = "reference" if self._backends.attention == "reference" else "triton_split"
         inputs = BlockInputs(
             taps=pending.taps.new_zeros(size),
-            lengths=held[:, 0],
-            counts=held[:, 1],
-            tokens=held[:, 2:],
+            lengths=place.held[:, 0],
+            counts=place.held[:, 1],
+            tokens=place.held[:, 2:],
             heads={sight: rows.heads(sight) for sight in rows.sights},
             whole=PagedAttention.over(rows, trees) if Sight() in rows.sights else None,
             backends=backends,
         )
         inputs.taps[: len(pending.taps)].copy_(pending.taps)
         drafter = self._drafter
-        return Bucket(inputs, held, self._capture(lambda: drafter.complete_and_draft(rows, inputs)))
+        run = self._capture(lambda: drafter.complete_and_draft(rows, inputs))
+        return Bucket(inputs, place, run)

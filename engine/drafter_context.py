@@ -62,6 +62,7 @@ class DrafterContext:
         layers = range(config.num_hidden_layers)
         self.lengths = [0] * num_seqs  # position behind the last context row of each sequence
         self.sights = tuple(Sight.of_layer(config, index, max_context) for index in layers)
+        self._distinct = tuple(dict.fromkeys(self.sights))
         like = torch.empty(0, dtype=dtype, device=device)
         self.rows = ContextRows.zeros(config, self.sights, num_seqs, like)
         self._starts = [0] * num_seqs  # first position that was ever written
@@ -199,7 +200,7 @@ class DrafterContext:
 
     def _least_length(self, index: int) -> int:
         """Return the least length of a sequence at which no layer sees a row that is gone."""
-        return max(self._least_seen(index, sight) for sight in self.sights)
+        return max(self._least_seen(index, sight) for sight in self._distinct)
 
     def _least_seen(self, index: int, sight: Sight) -> int:
         if sight.behind is None or sight.ring is None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.config import EngineConfig
-from engine.device import upload, upload_into
+from engine.device import Place, upload
 from engine.draft_tree import DraftTree
 from engine.errors import ConfigError
 from engine.sampling import Sampling, chosen_log_probs, tokens_or_none
@@ -231,17 +231,17 @@ class Recurring:
     def __init__(self, capture: Capture | None) -> None:
         self._capture = capture
         self._kept: Kept[list[Callable[[], Any]]] = Kept(MOST_BUCKETS)
-        self._places: dict[Hashable, Tensor] = {}
+        self._places: dict[Hashable, Place] = {}
 
     def place(self, name: str, values: Tensor, device: torch.device) -> Tensor:
         """Bring numbers of the host up, to where those of their name and shape always lie."""
         if self._capture is None:
             return upload(values, device)
-        held = self._places.get((name, values.shape))
-        if held is None:
-            held = self._places[name, values.shape] = torch.empty_like(values, device=device)
-        upload_into(held, values)
-        return held
+        there = self._places.get((name, values.shape))
+        if there is not None:
+            return there.bring(values)
+        there = self._places[name, values.shape] = Place(values, device)
+        return there.held
 
     def __call__(self, key: Hashable, run: Callable[[], T]) -> T:
         """Run it, or what was captured under its key."""

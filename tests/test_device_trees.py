@@ -117,7 +117,7 @@ def test_numbers_that_a_replay_kept_would_be_seen(name, monkeypatch):
     def place(recurring, own_name, values, device):
         is_kept = own_name == name and (name, values.shape) in recurring._places
         if is_kept:
-            return recurring._places[name, values.shape]
+            return recurring._places[name, values.shape].held
         return bring(recurring, own_name, values, device)
 
     plain, kept = both_kept(planted(PROMPTS, 4), tree_backend="reference", cache_layout="hybrid")

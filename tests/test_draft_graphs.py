@@ -105,7 +105,7 @@ def test_a_buffer_that_kept_what_it_held_would_be_seen(left_out, monkeypatch):
             bucket.inputs.taps[: len(pending.taps)].copy_(pending.taps)
         for name, number in column.items():
             if name != left_out:
-                bucket.numbers[:, number] = numbers[:, number]
+                bucket.numbers.held[:, number] = numbers[:, number]
 
     for batch in batches:
         pend(batch, (3, BLOCK), seed=5)
@@ -245,7 +245,7 @@ def test_a_run_waits_for_nothing_and_brings_nothing_up(commit_length):
     batch = kept.prefill([prompt(20), prompt(7)])
     kept.draft(batch)
     (bucket,) = kept._run_draft.buckets.values()
-    inputs = (bucket.inputs.taps, bucket.numbers, *batch.context.rows.layers)
+    inputs = (bucket.inputs.taps, bucket.numbers.held, *batch.context.rows.layers)
 
     with StrictPaper([*plain.tensors.values(), *TARGET.tensors.values(), *inputs]) as paper:
         drafter.complete_and_draft(batch.context.rows, bucket.inputs)

@@ -49,7 +49,7 @@ def poison(engine):
         for held in buffers(bucket.rows, bucket.choice):
             held.fill_(IMPOSSIBLE)
     for bucket in engine._run_draft.buckets.values():
-        bucket.numbers.fill_(IMPOSSIBLE)
+        bucket.numbers.held.fill_(IMPOSSIBLE)
         bucket.inputs.taps.fill_(torch.nan)
     for held in places(engine):
         held.fill_(IMPOSSIBLE)
@@ -58,7 +58,7 @@ def poison(engine):
 def places(engine):
     """Where numbers of the host lie that trees on the device are built and committed by."""
     recurring = [] if engine._trees is None else [engine._trees._builds, engine._trees._commits]
-    return [held for one in recurring for held in one._places.values()]
+    return [place.held for one in recurring for place in one._places.values()]
 
 
 def in_fixed_outputs(run):

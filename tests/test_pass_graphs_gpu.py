@@ -25,7 +25,7 @@ def poison(engine):
         for held in buffers(bucket.rows, bucket.choice):
             held.zero_()
     for bucket in engine._run_draft.buckets.values():
-        bucket.numbers.zero_()
+        bucket.numbers.held.zero_()
         bucket.inputs.taps.fill_(torch.nan)
     for held in places(engine):
         held.zero_()
