@@ -4,6 +4,7 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from db.alert_queries import alerts
 from db.change_points import detect
 from db.detection import detect_all
 from db.ingest import ingest
@@ -58,6 +59,12 @@ class History:
         return detect_all(engine).causes
 
 
+def owners(engine):
+    """Who answers for each alert."""
+    with Session(engine) as session:
+        return {view.owner for view in alerts(session)}
+
+
 def where(engine):
     query = select(Commit.sha).join(ChangePoint, ChangePoint.commit_id == Commit.id)
     with Session(engine) as session:
@@ -73,6 +80,7 @@ def test_a_clock_that_fell_by_a_tenth_with_the_step_time_is_the_clock(engine, tm
         told.window(day, counters={"sm_clock_mhz": seen})
 
     assert told.causes(engine) == {"clock": 1}
+    assert owners(engine) == {"runner laptop"}
 
 
 def test_a_bump_of_a_declared_dependency_is_a_dependency_on_its_commit(engine, tmp_path):
@@ -84,6 +92,7 @@ def test_a_bump_of_a_declared_dependency_is_a_dependency_on_its_commit(engine, t
 
     assert told.causes(engine) == {"dependency": 1}
     assert where(engine) == [sha(STEP)]
+    assert owners(engine) == {f"commit {sha(STEP)[:12]}"}
 
 
 def test_a_bump_in_an_existing_environment_is_a_dependency_too(engine, tmp_path):
@@ -111,6 +120,7 @@ def test_a_driver_that_changed_is_an_environment(engine, tmp_path):
         told.window(day, device={"driver": "600.1" if day >= STEP else "595.1"})
 
     assert told.causes(engine) == {"environment": 1}
+    assert owners(engine) == {"runner laptop"}
 
 
 def test_all_cases_of_a_machine_moving_together_are_its_hardware(engine, tmp_path):
@@ -119,6 +129,7 @@ def test_all_cases_of_a_machine_moving_together_are_its_hardware(engine, tmp_pat
         told.day(day, [1.10, 1.09, 1.11, 1.10])
 
     assert told.causes(engine) == {"hardware": 4}
+    assert owners(engine) == {"runner laptop"}
 
 
 @pytest.mark.parametrize("ratios", [[1.1, 1.1, 1.0, 1.0], [1.1, 1.4, 0.9, 1.02]])
