@@ -1,8 +1,10 @@
 """Between host and device: tensors that go up without a wait, and the wait itself."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -73,10 +75,44 @@ def packed_bytes(like: Sequence[Tensor]) -> int:
     return sum(map(_room, like))
 
 
+class Aside:
+    """What is launched within runs beside what is launched behind it, until `join`.
+
+    It must read nothing that is launched in between, nor anything that is freed before the join.
+    On a CPU all runs in order.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = _side_stream(device) if device.type == "cuda" else None
+        self._within = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Begin behind everything that was launched before."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            self._within.enter_context(torch.cuda.stream(self._stream))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Launch in order again, beside it."""
+        self._within.close()
+
+    def join(self) -> None:
+        """Let what is launched from here on wait for it."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+
 def wait_for(device: torch.device) -> None:
     """Wait until `device` has done all it was given; the host's work is done when it is asked."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _room(tensor: Tensor) -> int:

@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from engine.config import DrafterConfig, TargetConfig
 from engine.context_projection import ContextProjection
 from engine.context_rows import ContextRows, Sight
-from engine.device import upload
+from engine.device import Aside, upload
 from engine.drafter_context import DrafterContext
 from engine.drafter_layer import (
     BlockRows,
@@ -278,7 +278,8 @@ class Drafter:
         positions = lengths.unsqueeze(1) + torch.arange(self.config.block_size, device=roots.device)
         rotation = self.rotary.at(positions.flatten(), self.fc.dtype)
         attention = self._attention(context.rows, positions, num_slots, whole)
-        return self._draft(context.rows, roots, BlockRows(rotation, attention, LayerBackends()))
+        block = BlockRows(rotation, attention, LayerBackends())
+        return self._draft(context.rows, self._block_rows(roots), block)
 
     def block_tokens(self, request: DraftRequest) -> list[list[int]]:
         """Return the root of each sequence."""
@@ -290,34 +291,33 @@ class Drafter:
         A place of the block without a new row gets one all the same: in the block's own place of
         the context, where the block itself is written next.
         """
-        S = self.config.block_size
-        steps = torch.arange(S, device=self.fc.device)
+        device, N = self.fc.device, rows.num_seqs
+        with Aside(device) as aside:
+            steps = torch.arange(self.config.block_size, device=device)
+            lengths = torch.stack((inputs.lengths, inputs.lengths + inputs.counts))
+            positions = lengths.unsqueeze(2) + steps  # [2, N, S], of the new rows and of the block
+            rotations = _halves(self.rotary.at(positions.flatten(), self.fc.dtype))
+            first = inputs.counts.cumsum(0) - inputs.counts  # packed row of each sequence's first
+            source = (first.unsqueeze(1) + steps).clamp_(max=len(inputs.taps) - 1)
+            index = _new_places(rows, inputs, positions[0], steps)
+            num_slots = {sight: sight.num_kept(rows.capacity) for sight in rows.sights}
+            whole = SlicedAttention(()) if inputs.whole is None else inputs.whole.at(lengths[1])
+            attention = self._attention(rows, positions[1], num_slots, whole)
+            x = self._block_rows(inputs.tokens[:, 0])
         features = self._features(inputs.taps, inputs.backends)
-        placed = features
-        if rows.num_seqs > 1:
-            first = inputs.counts.cumsum(0) - inputs.counts
-            source = (first.unsqueeze(1) + steps).clamp_(max=len(features) - 1)
-            placed = features[source.flatten()]
-        lengths = torch.stack((inputs.lengths, inputs.lengths + inputs.counts))
-        positions = lengths.unsqueeze(2) + steps  # [2, N, S], of the new rows and of the block
-        rotations = _halves(self.rotary.at(positions.flatten(), features.dtype))
-        is_new, spare = steps < inputs.counts.unsqueeze(1), steps - S
-        new = self._projection(placed, rotations[0])
-        for sight in dict.fromkeys(rows.sights):
-            slots = torch.where(is_new, sight.slots(positions[0]), spare)
-            index = (inputs.heads[sight].unsqueeze(1) + slots.unsqueeze(2)).flatten()
-            for layer in self._layers_of(rows, sight):
-                rows.write_rows(layer.index, index, new[layer.index])
-        num_slots = {sight: sight.num_kept(rows.capacity) for sight in rows.sights}
-        whole = SlicedAttention(()) if inputs.whole is None else inputs.whole.at(lengths[1])
-        attention = self._attention(rows, positions[1], num_slots, whole)
+        aside.join()
+        new = self._projection(features if N == 1 else features[source.flatten()], rotations[0])
+        for layer in self.layers:
+            rows.write_rows(layer.index, index[rows.sights[layer.index]], new[layer.index])
         block = BlockRows(rotations[1], attention, inputs.backends)
-        return Drafted(self._draft(rows, inputs.tokens[:, 0], block), features)
+        return Drafted(self._draft(rows, x, block), features)
 
-    def _draft(self, rows: ContextRows, roots: Tensor, block: BlockRows) -> Tensor:
-        N, S = rows.num_seqs, self.config.block_size
-        masks = self.mask_row.expand(N, S - 1, -1)
-        x = torch.cat((self.target.embed_tokens[roots].unsqueeze(1), masks), dim=1)
+    def _block_rows(self, roots: Tensor) -> Tensor:
+        """Return what blocks behind `roots` [N] begin as, [N, S, hidden]."""
+        masks = self.mask_row.expand(len(roots), self.config.horizon, -1)
+        return torch.cat((self.target.embed_tokens[roots].unsqueeze(1), masks), dim=1)
+
+    def _draft(self, rows: ContextRows, x: Tensor, block: BlockRows) -> Tensor:
         stream = Stream(x.flatten(0, 1))
         with sdpa_kernel(list(ATTENTION_BACKENDS)):
             for layer in self.layers:
@@ -347,6 +347,18 @@ class Drafter:
 
     def _layers_of(self, rows: ContextRows, sight: Sight) -> list[DrafterLayer]:
         return [layer for layer in self.layers if rows.sights[layer.index] == sight]
+
+
+def _new_places(
+    rows: ContextRows, inputs: BlockInputs, positions: Tensor, steps: Tensor
+) -> dict[Sight, Tensor]:
+    """Return where rows at `positions` [N, S] of layers of each sight are written, head by head."""
+    is_new, spare = steps < inputs.counts.unsqueeze(1), steps - rows.block_size
+    slots = {sight: torch.where(is_new, sight.slots(positions), spare) for sight in inputs.heads}
+    return {
+        sight: (heads.unsqueeze(1) + slots[sight].unsqueeze(2)).flatten()
+        for sight, heads in inputs.heads.items()
+    }
 
 
 def _halves(rotation: Rotation) -> tuple[Rotation, Rotation]:
