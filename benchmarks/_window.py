@@ -7,6 +7,8 @@ amount to, and the validity codes, stand in `_readings.py`.
 
 How to read them: `utilization_gpu_pct` is the share of time in which some kernel was resident. It
 is no evidence of work: one program on one SM makes it 100. `gpm_sm_active_pct` counts SMs.
+`energy_j` grows in steps on an H200, one every 0.1 s, so that a window has it to within a tenth of
+a second's power: 10 % of a window of 1 s.
 """
 
 import os
