@@ -1,11 +1,13 @@
 """A rank's step as a table, without asv: ``python -m benchmarks._rank_table [PRESET ...]``.
 
 For each context and attention backend the step's time, then stage by stage beside the floor: the
-bytes a stage must read, or the products it must do, at the rates measured in this process. Weights
-are drawn once for all contexts of a preset. Then what a chunk of a prompt takes there, what a whole
-prompt takes from its first token on if ``--fill`` says how long it is, and what one step asks of
-the device: launches, waits and the share of its time in which some kernel ran. A row that fails
-says why, and the next one follows. ``--json`` keeps all figures, rewritten row by row.
+bytes a stage must read, or the products it must do, at the rates measured in this process. A step
+is timed as an engine runs it, the device idle at its two ends only; its stages are timed in other
+steps, the device idle at both ends of each, so they sum to more than the step. Weights are drawn
+once for all contexts of a preset. Then what a chunk of a prompt takes there, what a whole prompt
+takes from its first token on if ``--fill`` says how long it is, and what one step asks of the
+device: launches, waits and the share of its time in which some kernel ran. A row that fails says
+why, and the next one follows. ``--json`` keeps all figures, rewritten row by row.
 """
 
 from __future__ import annotations
@@ -304,7 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--graphs", default="cuda" if DEVICE == "cuda" else "off")
     parser.add_argument("--tree-backend", default="cuda" if DEVICE == "cuda" else "host")
     parser.add_argument("--steps", type=int, default=7)
-    parser.add_argument("--prefill-chunk", type=int, default=512, help="tokens; 0 leaves it out")
+    parser.add_argument("--prefill-chunk", type=int, default=2048, help="tokens; 0 leaves it out")
     parser.add_argument(
         "--fill", type=int, default=0, help="tokens of a prompt for the last backend to prefill"
     )

@@ -54,7 +54,11 @@ def stage(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P
 
 
 class StageClock:
-    """Wall time of each stage of the last step; on CUDA the device is idle at both ends."""
+    """Wall time of each stage of the last step; on CUDA the device is idle at both ends.
+
+    So a stage's time is what it takes alone, and all of them together are more than the step: where
+    nobody looks, the host prepares and queues a stage while the device still runs those before it.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
