@@ -85,7 +85,7 @@ def ingest(
             store = ResultStore(connection, dt.datetime.now(dt.UTC))
             for entry in files:
                 store.add(entry)
-            store.flush()
+            store.finish()
             changed += store.counts.new_results + store.counts.withdrawn
             changed += store_windows(connection, reader.judge.accepted, store.machines)
             changed += join_windows(connection, reader.history)

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, delete, select
 from db.asv_results import BenchmarkRow, ResultFile
 from db.cells import COLUMNS, FAILED, SKIPPED, Cells, digest_of
 from db.columns import OrderBasis
+from db.first_load import ForeignKey, put_keys_back, take_keys_off
 from db.labels import variant_label
 from db.models import (
     Benchmark,
@@ -117,15 +118,23 @@ class ResultStore:
         self._series_of_cases: dict[tuple[Any, ...], Sequence[int]] = {}
         self._pending: list[MachineFile] = []
         self._pending_cells = 0
+        self._keys_off: Sequence[ForeignKey] | None = None  # None: not asked yet
 
     def add(self, entry: MachineFile) -> None:
         """Take a file in; rows are written once enough of them have come together."""
         self._pending.append(entry)
         self._pending_cells += sum(len(row.cells) for row in entry.file.rows)
         if self._pending_cells >= CELLS_AT_ONCE:
-            self.flush()
+            if self._keys_off is None:
+                self._keys_off = take_keys_off(self._connection, most_stored=CELLS_AT_ONCE)
+            self._flush()
 
-    def flush(self) -> None:
+    def finish(self) -> None:
+        """Write what is left."""
+        self._flush()
+        put_keys_back(self._connection, self._keys_off or ())
+
+    def _flush(self) -> None:
         """Write what was taken in."""
         pending, self._pending, self._pending_cells = self._pending, [], 0
         if not pending:
