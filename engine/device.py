@@ -16,12 +16,12 @@ def upload(values: Tensor, device: torch.device) -> Tensor:
     """Bring a tensor of the host to `device` without waiting for the device."""
     if device.type != "cuda" or values.device == device:
         return values.to(device)
-    return values.pin_memory().to(device, non_blocking=True)
+    return _pinned(values).to(device, non_blocking=True)
 
 
 def upload_into(held: Tensor, values: Tensor) -> None:
     """Overwrite `held` (mutated) with a tensor of the host, without waiting for the device."""
-    held.copy_(values.pin_memory() if held.is_cuda else values, non_blocking=True)
+    held.copy_(_pinned(values) if held.is_cuda else values, non_blocking=True)
 
 
 class Place:
@@ -113,6 +113,11 @@ def wait_for(device: torch.device) -> None:
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _pinned(values: Tensor) -> Tensor:
+    """Return a copy that a device can read; `pin_memory` first asks at length whether it can."""
+    return torch.empty_like(values, pin_memory=True).copy_(values)
 
 
 def _room(tensor: Tensor) -> int:

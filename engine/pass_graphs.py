@@ -299,9 +299,10 @@ def bucket_key(rows: PassRows, choice: Choice) -> Hashable:
     pages = plan.cache.layer(0)
     scratch = None if plan.scratch is None else plan.scratch.rows
     storages = [(one.data_ptr(), one.shape) for one in (pages, scratch) if one is not None]
-    shapes = [tuple(one.shape) for one in buffers(rows, choice)]
+    # Of the other buffers there is one number for each row or for each tree.
+    shapes = (rows.token_ids.shape, plan.ancestor_bits.shape, plan.page_table.shape)
     options = (scratch is None, plan.backend, rows.moe_backend, choice.sampling)
-    return (*shapes, *storages, *options)
+    return (*shapes, choice.seeds is None, *storages, *options)
 
 
 def tree_bucket(tree_size: int, largest: int) -> int:
