@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from dashboard.asv_errors import AsvFailedError
@@ -89,9 +89,10 @@ def _decided(
     still = list(patterns)
     for look in plan.looks:
         pairs.until(look, still)
+        shared = replace(plan, num_cases=len(pairs.ratios))
         for case, ratios in pairs.ratios.items():
             if case not in found or found[case].is_open:
-                found[case] = decide(ratios, plan)
+                found[case] = decide(ratios, shared)
         waiting = [case for case, decision in found.items() if decision.is_open]
         tell(f"{look} pairs: {len(found) - len(waiting)} of {len(found)} decided")
         if not waiting:

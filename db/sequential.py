@@ -3,7 +3,8 @@
 Each pair is one process of either commit; its log ratio is judged. Looks are few and named before
 anything runs. Each spends its share of `alpha`, so that over all looks two equal commits are called
 different with at most that probability (Bonferroni, Student's t on the log ratios: exact for normal
-noise, cautious for heavy tails).
+noise, cautious for heavy tails). Cases that are judged at once share it where one is called
+changed, so that a pull request of many cases claims no more than one of few.
 
 A search asks less of each commit it tries: at which of two known levels it lies, with as good as no
 shift or with that of the bad end. Both are weighed by what they leave unexplained, together with
@@ -38,13 +39,19 @@ class Plan:
     """When is looked, and how much may be wrong."""
 
     looks: tuple[int, ...] = (4, 6, 8, 12, 16, 24)  # pairs
-    alpha: float = 0.01  # of a false verdict over all looks, for each case
+    alpha: float = 0.01  # of a false verdict over all looks, for each case; of a change, for all
     relevance_rel: float = 0.03  # least change worth acting on
+    num_cases: int = 1  # judged at once, which share `alpha` where one is called changed
 
     @property
     def confidence(self) -> float:
         """Of the interval at each look."""
         return 1.0 - self.alpha / len(self.looks)
+
+    @property
+    def confidence_of_change(self) -> float:
+        """Of the interval that must lie beyond no change, at each look."""
+        return 1.0 - self.alpha / len(self.looks) / self.num_cases
 
     @property
     def most_pairs(self) -> int:
@@ -83,23 +90,25 @@ def decide(ratios: Sequence[float], plan: Plan, direction: Direction = "lower") 
     ----------
     ratios : of each pair, the second commit's time over the first one's
     """
-    centre, low, high = _interval(np.log(ratios), plan)
+    logs = np.log(ratios)
+    centre, low, high = _interval(logs, plan.confidence)
+    _, surely_above, surely_below = _interval(logs, plan.confidence_of_change)
     margin = math.log1p(plan.relevance_rel)
     verdict = Verdict.INCONCLUSIVE
     if -margin <= low and high <= margin:
         verdict = Verdict.NO_CHANGE
-    elif (low > 0.0 or high < 0.0) and abs(centre) >= margin:
+    elif (surely_above > 0.0 or surely_below < 0.0) and abs(centre) >= margin:
         is_worse = (centre > 0.0) == (direction == "lower")
         verdict = Verdict.REGRESSION if is_worse else Verdict.IMPROVEMENT
     return Decision(verdict, len(ratios), math.expm1(centre), math.expm1(low), math.expm1(high))
 
 
-def _interval(logs: NDArray[np.float64], plan: Plan) -> tuple[float, float, float]:
-    """Give centre, low and high at the confidence of one look."""
+def _interval(logs: NDArray[np.float64], confidence: float) -> tuple[float, float, float]:
+    """Give centre, low and high."""
     centre = float(logs.mean())
     if len(logs) < 2:
         return centre, -math.inf, math.inf
-    quantile = float(stdtrit(len(logs) - 1.0, 0.5 + plan.confidence / 2.0))
+    quantile = float(stdtrit(len(logs) - 1.0, 0.5 + confidence / 2.0))
     half = quantile * float(logs.std(ddof=1)) / math.sqrt(len(logs))
     return centre, centre - half, centre + half
 

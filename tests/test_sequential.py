@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,15 @@ def test_what_stays_open_is_inconclusive_after_the_last_look():
 
     assert (found.verdict, found.pairs) == (Verdict.INCONCLUSIVE, PLAN.most_pairs)
     assert found.low < found.relative_change < found.high
+
+
+def test_cases_that_are_judged_at_once_share_the_error_of_a_change_and_not_of_no_change():
+    many = replace(PLAN, num_cases=40)
+    slower, steady = [1.08, 1.09, 1.1, 1.09], [1.001, 0.999, 1.0, 1.002]
+
+    assert (run(slower).verdict, run(slower, many).verdict) == ("regression", "inconclusive")
+    assert (run(steady).verdict, run(steady, many).verdict) == ("no change", "no change")
+    assert run([1.3, 1.31, 1.29, 1.3], many).verdict == "regression"
 
 
 def test_a_single_pair_decides_nothing():

@@ -265,13 +265,77 @@ def test_every_command_and_option_in_a_workflow_exists(name):
         assert not isinstance(command, click.Group), " ".join(words)
 
 
+def test_shellcheck_finds_nothing_in_any_script(tmp_path):
+    paths = [FOLDER.parent / "install-reader.sh"]
+    for name in NAMES:
+        for number, script in enumerate(scripts(name)):
+            paths.append(tmp_path / f"{name}-{number}.sh")
+            paths[-1].write_text(f"#!/bin/bash -e\n{script}\n", encoding="utf-8")
+
+    done = subprocess.run(
+        [Path(sys.executable).parent / "shellcheck", *paths],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+EVENTS = {"push", "pull_request", "workflow_dispatch", "workflow_run", "schedule"}
+KEYS = {  # what a mistyped key would be ignored for
+    "": {"name", "on", "permissions", "concurrency", "jobs"},
+    "job": {
+        "if",
+        "needs",
+        "runs-on",
+        "timeout-minutes",
+        "permissions",
+        "concurrency",
+        "env",
+        "steps",
+    },
+    "step": {"name", "if", "env", "run", "uses", "with"},
+}
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_scripts_are_valid_shell(name):
-    for script in scripts(name):
-        done = subprocess.run(
-            ["bash", "-n"], input=script, text=True, capture_output=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+def test_workflow_holds_only_keys_events_and_permissions_that_github_knows(name):
+    workflow = load(name)
+
+    assert set(workflow) <= KEYS[""]
+    assert set(workflow["on"]) <= EVENTS
+    for job in jobs(name):
+        assert set(job) <= KEYS["job"]
+        assert job["timeout-minutes"] <= 360
+        granted = job.get("permissions", workflow["permissions"])
+        assert set(granted.values()) <= {"read", "write"}
+        assert set(granted) <= {"actions", "checks", "contents", "issues", "pull-requests"}
+        for step in job["steps"]:
+            assert set(step) <= KEYS["step"]
+            assert ("run" in step) != ("uses" in step)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_job_that_runs_measured_code_holds_a_token_that_may_write(name):
+    workflow = load(name)
+    for job in jobs(name):
+        ran = " ".join(step.get("run", "") for step in job["steps"])
+        granted = job.get("permissions", workflow["permissions"])
+        if re.search(r"make |ddtree-bench run", ran):
+            assert set(granted.values()) == {"read"}
+            assert "github.token" not in str(job)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_anybody_may_write_is_read_from_the_environment_only(name):
+    """Titles, branches and labels reach no script, no path and no file as an expression."""
+    untrusted = re.compile(
+        r"github\.(event\.(pull_request\.(title|body|head\.(ref|label))|.*(title|body|message|name)\b)|head_ref)"
+    )
+    for job in jobs(name):
+        for step in job["steps"]:
+            assert not untrusted.search(str({**step, "env": None, "if": None}))
 
 
 def test_requirements_of_the_readers_leave_out_what_is_heavy(tmp_path):
