@@ -10,19 +10,19 @@
 // Grid: one block an SM, each with its share of the line (tree_attention_line.cuh). A step is half a
 // tile of the line, 32 cached rows, which lie in shared memory once, as keys and as values.
 //
-// Of a step, by 8 warps that all do the same:
+// Of a step, by 8 warps that all do the same, three barriers between:
+//   copies  warp w: rows 4 w and on of the next step, a row by one copy that arrives on a barrier
+//           (cp.async.bulk); zeros for rows that are not live, any page size, page ids asked 8 steps
+//           ahead
 //   scores  warp w: keys 16 (w / 4) and on, dims 144 (w % 4) and on; sums of a quarter of the dims to
 //           shared memory
 //   weights warp w: rows ROWS / 8 w and on, a lane a key: the four sums added, softmax, weights to
 //           shared memory
 //   values  warp w: dims 64 w and on, O^T in registers
-// Then warp w copies its chunk of the step after the next (cp.async, 16 bytes a lane and copy, zeros for
-// rows that are not live; any page size, page ids asked a step ahead): no other warp reads it after the
-// scores, so that a step has three barriers and a copy a step and a half of time.
 //
-// Shared memory: 2 steps of 32 x 576, in chunks of 64 dims whose rows of 128 bytes are swizzled by 128 |
-// sums 4 x ROWS x 32, padded | weights ROWS x 32 | decays | divisors | places. While an item ends, its
-// rows lie in place of the steps on their way out.
+// Shared memory: 2 steps of 32 x 576, rows padded | sums 4 x ROWS x 32, padded | weights ROWS x 32 |
+// decays | divisors | places | barriers. While an item ends, its rows lie in place of the steps on their
+// way out.
 //
 // A row's shift is its running maximum, raised only when a score exceeds it by RISE.
 //
@@ -38,18 +38,19 @@
 #endif
 #define BLOCK_ROWS ROWS
 
+#include "barriers.cuh"
 #include "mma.cuh"
 #include "tree_attention_line.cuh"
 #include "tree_attention_merge.cuh"
 
 constexpr int kWarps = 8;
 constexpr int kStepKeys = kKeys / 2;
-constexpr int kChunks = (kValueDim + kRopeDim) / 64;  // chunks of 64 dims; the last one is rope
-constexpr int kChunkBytes = kStepKeys * 128;
-constexpr int kStageBytes = kChunks * kChunkBytes;
+constexpr int kRowBytes = (kValueDim + kRopeDim) * 2;
+constexpr int kRowPitch = kRowBytes + 16;  // eight rows lie in banks of their own
+constexpr int kStageBytes = kStepKeys * kRowPitch;
 constexpr int kStages = 2;
-constexpr int kParts = 4;                        // that the dims of a score are cut in
-constexpr int kProducts = kChunks * 4 / kParts;  // of 16 dims, of a part
+constexpr int kParts = 4;                            // that the dims of a score are cut in
+constexpr int kProducts = kRowBytes / (32 * kParts);  // of 16 dims, of a part
 constexpr int kGroups = ROWS / 8;                // groups of 8 rows; rows a warp weighs
 constexpr int kBlocks = 4;                       // of 16 value dims, of a warp
 constexpr int kSumPitch = kStepKeys + 4;         // floats of a row of sums; no two of a store share banks
@@ -61,9 +62,10 @@ constexpr int kWeightOffset = kSumOffset + kParts * ROWS * kSumPitch * 4;
 constexpr int kDecayOffset = kWeightOffset + ROWS * kStepKeys * 2;
 constexpr int kDivisorOffset = kDecayOffset + ROWS * 4;
 constexpr int kPlaceOffset = kDivisorOffset + ROWS * 4;
-constexpr int kSharedBytes = kPlaceOffset + ROWS * 8;
+constexpr int kBarrierOffset = kPlaceOffset + ROWS * 8;
+constexpr int kSharedBytes = kBarrierOffset + kStages * 8;
 static_assert(ROWS % 8 == 0 && ROWS >= 8 && ROWS <= 40, "rows of a block: 8..40 in steps of 8");
-static_assert(kWarps * 64 == kValueDim, "a chunk of the values a warp");
+static_assert(kWarps * 64 == kValueDim, "64 value dims a warp");
 static_assert(kWarps * ROWS * kOutPitch <= kSumOffset, "rows on their way out, in place of the steps");
 static_assert(kSharedBytes <= 101376, "shared memory of a block on sm_120");
 #ifdef SHARED_BYTES
@@ -78,45 +80,54 @@ __device__ __forceinline__ int step_after(const Sequence& sequence, int step) {
   return step + (step % 2 == 0 && rows <= kStepKeys ? 2 : 1);
 }
 
-// A warp's copies of the steps of a piece, one after the other; lane l finds row l of a step.
+// Copies of the steps of a piece, a row each, four rows a warp. Lanes 4 k to 4 k + 3 copy step
+// 8 block + k of the piece's sequence, and ask for the pages of eight steps at once, eight steps ahead.
 struct Copies {
   const Params& p;
   const Piece& piece;
+  unsigned char* smem;
   u32 shared;
-  int step;
+  int page, next_page;  // of this lane's row in this block of steps and in the next
 
-  __device__ __forceinline__ Row row() const {
-    return Row(piece.sequence, step / 2, step % 2 * kStepKeys + (threadIdx.x & 31));
-  }
-  __device__ __forceinline__ bool is_done() const { return step >= 2 * piece.last; }
-
-  // The page of this lane's row, if there is one.
-  __device__ __forceinline__ int page() const {
-    return is_done() ? 0 : row().page(p, piece.sequence);
+  __device__ __forceinline__ Row row(int step) const {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    return Row(piece.sequence, step / 2, step % 2 * kStepKeys + 4 * warp + (lane & 3));
   }
 
-  // Start to copy a step whose page is known, and go on to the next. Eight lanes a row, four rows a
-  // copy: of rows 4 part + k the swizzle is that of row k, but for one bit where part is odd.
-  __device__ __forceinline__ void start(int stage, int page) {
-    if (!is_done()) {
-      const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, unit = lane & 7, k = lane >> 3;
-      const bf16_bits* own = row().address(p, piece.sequence, page);
-      const u32 live = __ballot_sync(~0u, own != nullptr) >> k;
-      const u64 from = reinterpret_cast<u64>(own ? own : p.q);  // nothing is read of what is not live
-      const u32 even = shared + stage * kStageBytes + k * 128 + ((unit ^ k) << 4), odd = even ^ 64;
-#pragma unroll
-      for (int part = 0; part < kStepKeys / 4; ++part)
-        copy((part % 2 ? odd : even) + warp * kChunkBytes + part * 512,
-             __shfl_sync(~0u, from, 4 * part + k) + warp * 128 + unit * 16, live >> 4 * part & 1);
-      copy((warp % 2 ? odd : even) + kWarps * kChunkBytes + warp * 512,
-           __shfl_sync(~0u, from, 4 * warp + k) + kValueDim * 2 + unit * 16, live >> 4 * warp & 1);
-      step = step_after(piece.sequence, step);
+  // The page of this lane's row of a block of steps, if there is one.
+  __device__ __forceinline__ int page_in(int block) const {
+    const int step = 8 * block + ((threadIdx.x & 31) >> 2);
+    return step < 2 * piece.last ? row(step).page(p, piece.sequence) : 0;
+  }
+
+  __device__ __forceinline__ void begin(int step) {
+    page = page_in(step / 8);
+    next_page = page_in(step / 8 + 1);
+  }
+
+  // Copy a step that comes after `last` to a stage that nobody reads any more.
+  __device__ __forceinline__ void start(int last, int step, u32 stage) {
+    if (step / 8 != last / 8) {
+      page = next_page;
+      next_page = page_in(step / 8 + 1);
     }
-    copies_commit();
-  }
-
-  __device__ __forceinline__ static void copy(u32 to, u64 from, u32 is_live) {
-    copy_16(to, reinterpret_cast<const void*>(from), is_live * 16);
+    const int lane = threadIdx.x & 31, first = 4 * (step % 8);
+    const u32 own = 4 * (threadIdx.x >> 5) + (lane & 3), barrier = shared + kBarrierOffset + 8 * stage;
+    const bf16_bits* from = row(step).address(p, piece.sequence, page);
+    const bool is_own = lane / 4 == step % 8;
+    const u32 dead = __ballot_sync(~0u, is_own && !from) >> first;
+    if (is_own && from)
+      arrive_with_copy(barrier, shared + stage * kStageBytes + own * kRowPitch, from, kRowBytes);
+    if (!dead) return;
+    for (int i = lane; i < 4 * (kRowBytes / 16); i += 32) {
+      const int k = i / (kRowBytes / 16), unit = i - k * (kRowBytes / 16);
+      if (dead >> k & 1)
+        reinterpret_cast<uint4*>(smem + stage * kStageBytes +
+                                 (own - (lane & 3) + k) * kRowPitch)[unit] = make_uint4(0, 0, 0, 0);
+    }
+    fence_async_proxy();
+    __syncwarp();
+    if (is_own && !from) barrier_arrive(barrier);
   }
 };
 
@@ -145,16 +156,18 @@ struct Queries {
 // The sums of a warp's quarter of the dims, 16 keys and all rows.
 __device__ __forceinline__ void add_scores(unsigned char* smem, u32 keys, const Queries& queries) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, part = warp % kParts;
-  const int first = warp / kParts * 16, key = first + (lane & 15);
+  const int first = warp / kParts * 16;
+  keys += (first + (lane & 15)) * kRowPitch + part * kProducts * 32 + (lane >> 4) * 16;
   float sums[kGroups][4] = {};
+  u32 a[2][4];
+  load_matrices(a[0], keys);
 #pragma unroll
   for (int i = 0; i < kProducts; ++i) {
-    const int product = part * kProducts + i, unit = product % 4 * 2 + (lane >> 4);
-    u32 a[4];
-    load_matrices(a, keys + product / 4 * kChunkBytes + key * 128 + ((unit ^ (key & 7)) << 4));
+    if (i + 1 < kProducts) load_matrices(a[(i + 1) % 2], keys + (i + 1) * 32);
+    const u32(&now)[4] = a[i % 2];
 #pragma unroll
     for (int group = 0; group < kGroups; ++group)
-      multiply_add(sums[group], a[0], a[1], a[2], a[3], queries.of[i][group][0],
+      multiply_add(sums[group], now[0], now[1], now[2], now[3], queries.of[i][group][0],
                    queries.of[i][group][1]);
   }
   float* to = reinterpret_cast<float*>(smem + kSumOffset) +
@@ -280,24 +293,27 @@ struct Values {
 
   // Add the values of a step, weighted.
   __device__ __forceinline__ void add(u32 values, u32 weights) {
-    const int lane = threadIdx.x & 31, unit = (lane >> 3) & 1;
-    values += (threadIdx.x >> 5) * kChunkBytes + ((lane & 7) + 8 * (lane >> 4)) * 128;
+    constexpr int kCount = kBlocks * kStepKeys / 16;  // products of 16 dims and 16 keys
+    const int lane = threadIdx.x & 31;
+    values += ((lane & 7) + 8 * (lane >> 4)) * kRowPitch + (threadIdx.x >> 5) * 128 +
+              ((lane >> 3) & 1) * 16;
     weights += (lane & 7) * (kStepKeys * 2) + (((lane >> 3) ^ (lane >> 1 & 3)) << 4);
-    u32 b[kGroups][4];
+    u32 a[2][4], b[kGroups][4];
+    load_turned(a[0], values);
 #pragma unroll
     for (int group = 0; group < kGroups; ++group)
       load_matrices(b[group], weights + group * 8 * (kStepKeys * 2));
 #pragma unroll
-    for (int block = 0; block < kBlocks; ++block)
+    for (int i = 0; i < kCount; ++i) {
+      const int block = i / 2, part = i % 2;
+      if (i + 1 < kCount)
+        load_turned(a[(i + 1) % 2], values + (i + 1) % 2 * 16 * kRowPitch + (i + 1) / 2 * 32);
+      const u32(&now)[4] = a[i % 2];
 #pragma unroll
-      for (int part = 0; part < kStepKeys / 16; ++part) {
-        u32 a[4];
-        load_turned(a, values + part * 16 * 128 + (((2 * block + unit) ^ (lane & 7)) << 4));
-#pragma unroll
-        for (int group = 0; group < kGroups; ++group)
-          multiply_add(of[block][group], a[0], a[1], a[2], a[3], b[group][2 * part],
-                       b[group][2 * part + 1]);
-      }
+      for (int group = 0; group < kGroups; ++group)
+        multiply_add(of[block][group], now[0], now[1], now[2], now[3], b[group][2 * part],
+                     b[group][2 * part + 1]);
+    }
   }
 
   // Round to bfloat16, turn to [row, dim] in a place of the warp's own and write the rows out.
@@ -330,7 +346,13 @@ extern "C" __global__ void __launch_bounds__(32 * kWarps, 1)
     tree_attention(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char smem[];
   const u32 shared = shared_address(smem);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kStages; ++stage)
+      barrier_init(shared + kBarrierOffset + 8 * stage, kStepKeys);
+    barriers_are_ready();
+  }
   grid_let_next_start();
+  u32 count = 0;  // steps so far
   Run run(p);
   Piece piece;
   Queries queries;
@@ -338,38 +360,30 @@ extern "C" __global__ void __launch_bounds__(32 * kWarps, 1)
   Values values;
   while (run.next(p, piece)) {
     prefetch_pages(p, piece);
-    __syncthreads();  // the last rows have gone out
-    Copies copies{p, piece, shared, 2 * piece.first};
-    int page = copies.page();
-    {
-      Copies second = copies;
-      second.step = step_after(piece.sequence, copies.step);
-      const int second_page = second.page();
-      copies.start(0, page);
-      page = second_page;
-    }
-    copies.start(1, page);
-    page = copies.page();
+    Copies copies{p, piece, smem, shared, 0, 0};
+    int step = 2 * piece.first;
+    copies.begin(step);
+    fence_async_proxy();
+    __syncthreads();  // the barriers are there, the last rows have gone out
+    copies.start(step, step, count % kStages);
     queries.load(p, piece);
     softmax.reset();
 #pragma unroll
     for (int i = 0; i < kBlocks * kGroups * 4; ++i)
       values.of[i / (kGroups * 4)][i / 4 % kGroups][i % 4] = 0.0f;
-    int stage = 0;
 #pragma unroll 1
-    for (int step = 2 * piece.first; step < 2 * piece.last;
-         step = step_after(piece.sequence, step), stage ^= 1) {
-      const u32 rows = shared + stage * kStageBytes;
-      copies_wait<1>();
-      __syncthreads();
+    for (; step < 2 * piece.last; ++count) {
+      const u32 stage = count % kStages, rows = shared + stage * kStageBytes;
+      const int next = step_after(piece.sequence, step);
+      __syncthreads();  // the step before has been read
+      if (next < 2 * piece.last) copies.start(step, next, stage ^ 1);
+      barrier_wait(shared + kBarrierOffset + 8 * stage, count / kStages & 1);
       add_scores(smem, rows, queries);
       __syncthreads();
       const bool is_raised = __syncthreads_or(softmax.weigh(p, piece, step, smem));
       if (is_raised) values.scale(smem + kDecayOffset);
       values.add(rows, shared + kWeightOffset);
-      __syncwarp();
-      copies.start(stage, page);
-      page = copies.page();
+      step = next;
     }
     softmax.finish(p, piece, smem);
     __syncthreads();

@@ -544,7 +544,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     barrier_init(barriers.query_empty(), 256);
     barrier_init(barriers.weights_full(), 128);
     barrier_init(barriers.weights_empty(), 8);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    barriers_are_ready();
   }
   __syncthreads();
   grid_let_next_start();

@@ -483,7 +483,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     }
     barrier_init(barriers.rope_full(), 128);
     barrier_init(barriers.rope_empty(), 4);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    barriers_are_ready();
   }
   __syncthreads();
   grid_let_next_start();
