@@ -62,7 +62,8 @@ def legend_html() -> str:
 
 
 def _entry(colour: str, symbol: str, text: str) -> str:
-    return f'<span><span style="color:{colour};font-weight:bold">{symbol}</span>&ensp;{text}</span>'
+    mark = f'<span aria-hidden="true" style="color:{colour};font-weight:bold">{symbol}</span>'
+    return f"<span>{mark}&ensp;{text}</span>"
 
 
 def order_note(basis: str) -> str:

@@ -1,8 +1,8 @@
 """What every face of the dashboard looks like: colours, shapes, and the server's settings.
 
-The colours are Okabe and Ito's, told apart with any colour vision; the blue is a shade lighter, so
-that it serves a dark page as well. No meaning hangs on colour alone, each also has a shape, a sign
-or a word.
+The colours are Okabe and Ito's where those stay apart with any colour vision, the blue a shade
+lighter, so that it serves a dark page as well; the tests simulate that vision. No meaning hangs on
+colour alone, each also has a shape, a sign or a word.
 """
 
 from collections.abc import Mapping
@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 BLUE: Final = "#1A80BB"
+DEEP_BLUE: Final = "#1673A8"  # carries white text at 5.2:1
 SKY: Final = "#56B4E9"
 GREEN: Final = "#009E73"
 ORANGE: Final = "#E69F00"
 VERMILION: Final = "#D55E00"
-PURPLE: Final = "#CC79A7"
+PURPLE: Final = "#8B45F0"
+CRIMSON: Final = "#C00030"
 GREY: Final = "#8A8F98"
 
-SERIES_COLOURS: Final = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, "#B59B00", GREY)
+SERIES_COLOURS: Final = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, CRIMSON, GREY)
 
 BadgeColour = Literal["red", "orange", "yellow", "blue", "green", "violet", "gray"]
 
@@ -54,8 +56,13 @@ PAGE_ICON: Final = (
     f'<path d="M8 1v14" stroke="{GREY}" stroke-width="1" stroke-dasharray="2 1.5"/></svg>'
 )
 
-# The framework leaves a hand's breadth above the title.
-PAGE_STYLE: Final = ".stMainBlockContainer{padding-top:4.5rem;padding-bottom:3rem}"
+# The framework leaves a hand's breadth above the title, captions too pale to be read (3.9:1), and
+# white text on the light blue of a dark page (2.3:1).
+PAGE_STYLE: Final = (
+    ".stMainBlockContainer{padding-top:4.5rem;padding-bottom:3rem}"
+    ".stMarkdown [data-testid=stCaptionContainer]{opacity:.8}"
+    f".stMultiSelect :has(>span[title]){{background-color:{DEEP_BLUE}!important}}"
+)
 
 # Where the pages are; the first one is the server's own address.
 FIRST_PAGE: Final = "overview"
@@ -69,7 +76,7 @@ SERVER_FLAGS: Final = (
     "--browser.gatherUsageStats=false",
     "--client.toolbarMode=minimal",
     # Both, so that the page follows the reader's light or dark setting.
-    f"--theme.light.primaryColor={BLUE}",
+    f"--theme.light.primaryColor={DEEP_BLUE}",
     f"--theme.dark.primaryColor={SKY}",
     "--theme.baseRadius=small",
     "--theme.headingFontSizes=1.9rem,1.35rem,1.1rem,1rem,0.9rem,0.8rem",

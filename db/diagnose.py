@@ -151,7 +151,7 @@ def _partial_floor(cases: Sequence[CaseDiagnosis], evidence: Evidence) -> Claim 
 
 def _rate(case: CaseDiagnosis, evidence: Evidence) -> str:
     if case.effective_gb_s is None or case.fraction_of_peak is None:
-        return f"n = {case.n}, {case.floor_basis}"
+        return f"n = {case.n}, {case.floor_basis or 'no floor is known'}"
     return (
         f"{case.bytes_basis}: {digits(case.effective_gb_s, 3)} GB/s, "
         f"{case.fraction_of_peak:.2%} of the {evidence.peak_source} peak, n = {case.n}"

@@ -5,8 +5,10 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from click.testing import CliRunner
 from sqlalchemy.orm import Session
 
+from dashboard.cli import main
 from dashboard.cli_dashboard import admit
 from dashboard.data import opened as opened_database
 from dashboard.theme import LOCAL_USER
@@ -160,3 +162,19 @@ def test_the_person_of_a_laptop_may_judge_unless_told_otherwise(url):
     with Session(engine) as session:
         assert role_of(session, CARL) is Role.VIEWER
     engine.dispose()
+
+
+def test_the_pages_are_served_to_this_machine_alone_unless_told_otherwise(url, monkeypatch):
+    started = []
+    monkeypatch.setattr("os.execve", lambda _, arguments, __: started.append(arguments))
+    command = ["--db", url, "dashboard", "--headless"]
+
+    for more in ([], ["--host", "0.0.0.0"], ["--user", ANNA]):
+        assert CliRunner().invoke(main, [*command, *more]).exit_code == 0
+    refused = CliRunner().invoke(main, [*command, "--user", ANNA, "--host", "0.0.0.0"])
+
+    addresses = ["127.0.0.1", "0.0.0.0", "127.0.0.1"]
+    found = [[one for one in line if "server.address" in one] for line in started]
+    assert found == [[f"--server.address={address}"] for address in addresses]
+    assert refused.exit_code == 2
+    assert "expected 127.0.0.1 with --user" in refused.output

@@ -15,12 +15,42 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import Page, expect, sync_playwright
 
-from dashboard.theme import SERVER_FLAGS
+from dashboard.theme import FIRST_PAGE, PAGES, SERVER_FLAGS
 from tests import pages_database as demo
 
 ROOT = Path(__file__).parent.parent
 # A distribution's browser; none is ever downloaded.
 CHROMIUM = Path("/usr/bin/chromium")
+WIDE = {"width": 1400, "height": 1000}
+STICKS_OUT = "(m => m.scrollWidth - m.clientWidth)(document.querySelector('[data-testid=stMain]'))"
+# Text whose contrast is below that of WCAG 2.1 AA, with the contrast it has.
+TOO_PALE = """() => {
+  const numbers = colour => colour.match(/[0-9.]+/g).map(Number);
+  const light = rgb => rgb.slice(0, 3).map(v => v / 255)
+    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const over = (top, bottom, alpha) => top.map((v, i) => v * alpha + bottom[i] * (1 - alpha));
+  const ground = element => {
+    if (!element) return [255, 255, 255];
+    const [r, g, b, alpha = 1] = numbers(getComputedStyle(element).backgroundColor);
+    return alpha === 0 ? ground(element.parentElement)
+      : over([r, g, b], alpha === 1 ? [0, 0, 0] : ground(element.parentElement), alpha);
+  };
+  const pale = [];
+  for (const element of document.querySelectorAll("h1,h2,h3,p,li,code,label,a,strong,td,th,span")) {
+    const own = [...element.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
+    if (!own || !element.checkVisibility() || element.closest("svg,[aria-hidden=true],[data-testid=stIconMaterial]"))
+      continue;
+    const style = getComputedStyle(element), size = parseFloat(style.fontSize);
+    let [r, g, b, alpha = 1] = numbers(style.color);
+    for (let e = element; e; e = e.parentElement) alpha *= parseFloat(getComputedStyle(e).opacity);
+    const bottom = ground(element), found = [light(over([r, g, b], bottom, alpha)), light(bottom)];
+    const contrast = (Math.max(...found) + 0.05) / (Math.min(...found) + 0.05);
+    const isLarge = size >= 24 || (size >= 18.6 && parseInt(style.fontWeight) >= 700);
+    if (contrast < (isLarge ? 3 : 4.5)) pale.push(`${contrast.toFixed(2)} ${element.innerText}`);
+  }
+  return pale;
+}"""
 FINISHED = "[data-testid=stApp][data-test-script-state=notRunning]"
 
 pytestmark = [
@@ -88,11 +118,12 @@ def chromium():
 
 @pytest.fixture
 def tab(chromium):
-    """A fresh tab that fails the test on an error in the page or a request to another host."""
-    page = chromium.new_page(viewport={"width": 1400, "height": 1000})
+    """A fresh tab that fails the test on any error on its console or a request to another host."""
+    page = chromium.new_page(viewport=WIDE)
     page.set_default_timeout(60_000)
     troubles = []
     page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.on("console", lambda said: troubles.append(said.text) if said.type == "error" else None)
     page.on(
         "request",
         lambda request: (
@@ -147,6 +178,9 @@ def test_a_newcomer_reaches_commit_and_diagnosis_in_three_clicks(site, tab):
 
     expect(tab.locator("h1")).to_have_text("Diagnose")
     assert query(tab)["commit"] == [commit]
+    expect(tab.get_by_text("What changed at this commit")).to_be_visible()
+    expect(tab.get_by_text("+9.0 %").first).to_be_visible()
+    expect(tab.get_by_text("cause code").first).to_be_visible()
 
 
 def test_a_link_shows_what_its_sender_saw(site, tab):
@@ -219,12 +253,35 @@ def test_a_click_on_a_point_shows_it_and_is_part_of_the_link(site, tab):
     expect(tab.locator("[data-testid=stCode]")).to_contain_text(commit)
 
 
-def test_incident_is_drawn(site, tab):
-    visit(tab, f"{site}/incident")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_has_an_address_and_can_be_read_by_anybody(site, tab, scheme):
+    tab.emulate_media(color_scheme=scheme)
+    tab.set_viewport_size({"width": 420, "height": 900} if scheme == "dark" else WIDE)
+    for name in (FIRST_PAGE, *PAGES):
+        visit(tab, f"{site}/{name}")
 
+        expect(tab.locator("h1")).to_have_text(name.capitalize())
+        assert urlsplit(tab.url).path.strip("/") == ("" if name == FIRST_PAGE else name)
+        assert nameless(tab) == []
+        assert tab.evaluate(TOO_PALE) == []
+        # What Tab reaches is in the order of the page, and nothing sticks out of it sideways.
+        assert tab.locator("[tabindex]:not([tabindex='0']):not([tabindex='-1'])").count() == 0
+        assert tab.evaluate(STICKS_OUT) <= 0
     expect(tab.locator("[data-testid=stMetricValue]", has_text="128×")).to_be_visible()
     expect(tab.get_by_text("Reproduced on NVIDIA H200")).to_be_visible()
     expect(charts(tab)).to_have_count(5)
+
+
+def nameless(tab: Page) -> list[str]:
+    """Give what a reader can use, but not a screen reader: the browser knows no name for it."""
+    nodes = tab.context.new_cdp_session(tab).send("Accessibility.getFullAXTree")["nodes"]
+    return [
+        node["role"]["value"]
+        for node in nodes
+        if not node["ignored"]
+        and node["role"]["value"] in {"button", "link", "combobox", "textbox", "radio"}
+        and not node.get("name", {}).get("value")
+    ]
 
 
 def test_a_missing_database_is_explained(tab, tmp_path):

@@ -3,7 +3,9 @@
 import datetime as dt
 import re
 import shlex
+from itertools import combinations
 
+import numpy as np
 import pandas as pd
 import pytest
 from asv.benchmarks import Benchmarks
@@ -24,6 +26,7 @@ from dashboard.selection import (
     twin_columns,
     with_param_columns,
 )
+from dashboard.theme import CHANGE_COLOURS, SERIES_COLOURS, STATUS_STYLES
 from dashboard.words import LONGEST, escaped
 from db.labels import canonical_params
 from db.queries import Finding
@@ -235,3 +238,49 @@ def test_text_from_elsewhere_is_short_and_turns_nothing_around_it():
     assert (turned[0], turned[-1]) == ("\u2068", "\u2069")
     assert "\u2069" not in turned[:-1]
     assert escaped("µs → 😀") == "µs → 😀"
+
+
+# What is left of red, green and blue light to eyes without one kind of cone.
+# Source: Machado, Oliveira and Fernandes 2009, severity 1.
+VISION = {
+    "normal": np.eye(3),
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+}
+# Of linear light with white at 1, divided by the white of daylight.
+XYZ = np.array(
+    [
+        [0.4124564, 0.3575761, 0.1804375],
+        [0.2126729, 0.7151522, 0.0721750],
+        [0.0193339, 0.1191920, 0.9503041],
+    ]
+) / np.array([[0.95047], [1.0], [1.08883]])
+
+
+def seen(colour, vision):
+    """Place a colour in CIE L*a*b* as somebody sees it."""
+    stored = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    light = np.where(stored <= 0.04045, stored / 12.92, ((stored + 0.055) / 1.055) ** 2.4)
+    x, y, z = np.cbrt(XYZ @ np.clip(np.asarray(VISION[vision]) @ light, 0.01, 1))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("vision", VISION)
+def test_colours_that_mean_something_stay_apart_for_any_eyes(vision):
+    statuses = [style.colour for style in STATUS_STYLES.values()]
+    for colours in (statuses, SERIES_COLOURS, CHANGE_COLOURS.values()):
+        for one, other in combinations(colours, 2):
+            distance = np.linalg.norm(seen(one, vision) - seen(other, vision))
+            assert distance > 13, (one, other)  # 2.3 is the least that anybody sees
+
+
+def test_every_status_has_a_shape_of_its_own():
+    assert len({style.shape for style in STATUS_STYLES.values()}) == len(STATUS_STYLES)
