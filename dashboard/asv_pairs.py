@@ -63,7 +63,7 @@ ON_GPU: Final = Turns(turn_s=0.6, least_samples=10, rounds=(1, 1), enough_s=0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class PairedCase:
     """A case, and how long it may take to open."""
 
     benchmark: str
@@ -121,7 +121,7 @@ class Arena:
             if not self.turns.is_single:
                 _share_a_core(sides)
             for case in cases:
-                base, head = _take_turns(sides, case, self.turns, is_swapped=is_swapped)
+                base, head = take_turns(sides, case, self.turns, is_swapped=is_swapped)
                 if len(base) != len(head):
                     lacking = commits[len(base) > len(head)]
                     raise AsvFailedError(
@@ -137,7 +137,7 @@ class Arena:
         self._check_engines(commits, sides)
         return found
 
-    def _cases(self, patterns: Sequence[str]) -> list[_Case]:
+    def _cases(self, patterns: Sequence[str]) -> list[PairedCase]:
         """Select cases as asv does; the suites are the checkout's, so they are listed once."""
         if not self._listed:
             lister = self._side(str(self.root), {})
@@ -147,7 +147,7 @@ class Arena:
             finally:
                 lister.end()
         every = (
-            _Case(name, cell, max(PATIENCE_S, one["timeout"]))
+            PairedCase(name, cell, max(PATIENCE_S, one["timeout"]))
             for name, one in sorted(self._listed.items())
             for cell in itertools.product(*one["params"])
         )
@@ -206,8 +206,8 @@ def _share_a_core(sides: Sequence[Side]) -> None:
             os.sched_setaffinity(side.process.pid, {core})
 
 
-def _take_turns(
-    sides: tuple[Side, Side], case: _Case, turns: Turns, *, is_swapped: bool
+def take_turns(
+    sides: tuple[Side, Side], case: PairedCase, turns: Turns, *, is_swapped: bool
 ) -> tuple[list[float], list[float]]:
     """Give the median of each turn of either side, none of a side that lacks the case."""
     medians: tuple[list[float], list[float]] = ([], [])
@@ -233,7 +233,7 @@ def _take_turns(
     return medians
 
 
-def _turn(side: Side, case: _Case, turns: Turns) -> float:
+def _turn(side: Side, case: PairedCase, turns: Turns) -> float:
     told = side.ask("take", case.patience_s, seconds=turns.turn_s, least=turns.least_samples)
     return float(statistics.median(told["samples_s"]))
 

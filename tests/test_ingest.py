@@ -28,7 +28,6 @@ from db.models import (
     Variant,
 )
 from db.queries import history, series
-from db.result_store import CELLS_AT_ONCE
 from db.session import open_database
 from tests.asv_trees import BENCHMARK, COLUMNS, INF, NAN, SHA, START_S, AsvTree, GitRepository, row
 
@@ -195,17 +194,21 @@ def test_two_copies_of_a_tree_of_different_age_in_one_call_add_each_measurement_
     assert (report.new_results, report.unchanged) == (3, 1)
 
 
-def test_copies_too_large_to_be_written_at_once_add_each_measurement_once(engine, tmp_path):
-    cases = [[str(case) for case in range(CELLS_AT_ONCE)]]
+def test_copies_too_large_to_be_written_at_once_add_each_measurement_once(
+    engine, tmp_path, monkeypatch
+):
+    most = 200
+    monkeypatch.setattr("db.result_store.CELLS_AT_ONCE", most)
+    cases = [[str(case) for case in range(most)]]
     for number in range(2):
         copy = AsvTree(tmp_path / "copies" / str(number))
         copy.benchmark(params=cases, names=["n"])
         start = START_S * 1000 + 60_000 * number
-        copy.results({BENCHMARK: row([0.5] * CELLS_AT_ONCE, params=cases, started_at=start)})
+        copy.results({BENCHMARK: row([0.5] * most, params=cases, started_at=start)})
 
     report = ingest(engine, [tmp_path / "copies"])
 
-    assert (report.new_results, report.unchanged) == (CELLS_AT_ONCE, CELLS_AT_ONCE)
+    assert (report.new_results, report.unchanged) == (most, most)
 
 
 def test_a_number_without_statistics_measured_again_is_another_result(engine, tree):

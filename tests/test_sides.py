@@ -2,11 +2,13 @@
 
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from benchmarks import _side
 from dashboard.asv_errors import AsvFailedError
+from dashboard.asv_pairs import ON_CPU, ON_GPU, PairedCase, take_turns
 from dashboard.sides import Side
 from tests.engine_repository import ROOT
 
@@ -23,7 +25,7 @@ class Wait:
     version, params, timeout = "1", ([1, 2], ["a"]), 7.0
 
     def setup(self, milliseconds, name):
-        if milliseconds == 2:
+        if str(milliseconds) in os.environ.get("LACKS", "2"):
             raise NotImplementedError("no machine is that slow")
         self.setups = getattr(self, "setups", 0) + 1
         if self.setups == 1:
@@ -67,8 +69,8 @@ class cuda:
 
 
 @pytest.fixture
-def side(tmp_path):
-    """A process beside suites and an engine of the test's own, and a library named torch."""
+def start(tmp_path):
+    """Starts processes beside suites and an engine of the test's own, and a library named torch."""
     folder, code = tmp_path / "checkout" / "benchmarks", tmp_path / "commit"
     folder.mkdir(parents=True)
     for name in ("__init__.py", "_side.py", "_identity.py", "_case_end.py"):
@@ -77,11 +79,22 @@ def side(tmp_path):
     for name, text in (("engine", "NAME = 'other'"), ("benchmarks", "1 / 0"), ("torch", NO_GPU)):
         (code / name).mkdir(parents=True)
         (code / name / "__init__.py").write_text(text, encoding="utf-8")
-    environ = {**os.environ, "PYTHONPATH": str(code)}
-    started = Side.start(folder, environ, (), tmp_path / "complaints.txt")
-    started.hear()
-    yield started
-    started.end()
+    started = []
+
+    def one(**told):
+        environ = {**os.environ, "PYTHONPATH": str(code), **told}
+        started.append(Side.start(folder, environ, (), tmp_path / "complaints.txt"))
+        started[-1].hear()
+        return started[-1]
+
+    yield one
+    for side in started:
+        side.end()
+
+
+@pytest.fixture
+def side(start):
+    return start()
 
 
 def test_cases_are_named_as_asv_names_them(side):
@@ -137,3 +150,25 @@ def test_a_suite_of_this_repository_is_found():
 
     assert suite[0] == "ladder.Ladder.time_cold"
     assert "read_once+split+packed" in _side.axes_of(suite[1])[1]
+
+
+@pytest.mark.parametrize("turns", [ON_CPU, ON_GPU])
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_two_processes_take_turns_at_a_case(start, turns, is_swapped):
+    turns = replace(turns, turn_s=0.01, rounds=min(turns.rounds, (3, 5)), enough_s=0.01)
+    case = PairedCase("plain.Wait.time_wait", ("1", "'a'"), 60.0)
+    sides = start(), start()
+
+    base, head = take_turns(sides, case, turns, is_swapped=is_swapped)
+
+    assert len(base) == len(head) == (1 if turns.is_single else 3)
+    assert min(base + head) >= 0.001
+    assert all(side.ask("list")["cases"] for side in sides)
+
+
+@pytest.mark.parametrize("turns", [ON_CPU, ON_GPU])
+def test_a_side_that_lacks_a_case_has_no_turn(start, turns):
+    case = PairedCase("plain.Wait.time_wait", ("1", "'a'"), 60.0)
+    base, head = take_turns((start(), start(LACKS="1")), case, turns, is_swapped=False)
+
+    assert (len(base), len(head)) == (1, 0)
