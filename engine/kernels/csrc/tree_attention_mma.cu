@@ -20,9 +20,9 @@
 //           shared memory
 //   values  warp w: dims 64 w and on, O^T in registers
 //
-// Shared memory: 2 steps of 32 x 576, rows padded | sums 4 x ROWS x 32, padded | weights ROWS x 32 |
-// decays | divisors | places | barriers. While an item ends, its rows lie in place of the steps on their
-// way out.
+// Shared memory: 2 steps of 32 x 576, sums 4 x ROWS x 32 and weights ROWS x 32, rows padded | decays |
+// barriers. While an item ends, its rows lie in place of the steps on their way out, and what they are
+// divided by and where they go in place of the sums.
 //
 // A row's shift is its running maximum, raised only when a score exceeds it by RISE.
 //
@@ -54,16 +54,17 @@ constexpr int kProducts = kRowBytes / (32 * kParts);  // of 16 dims, of a part
 constexpr int kGroups = ROWS / 8;                // groups of 8 rows; rows a warp weighs
 constexpr int kBlocks = 4;                       // of 16 value dims, of a warp
 constexpr int kSumPitch = kStepKeys + 4;         // floats of a row of sums; no two of a store share banks
+constexpr int kWeightPitch = kStepKeys * 2 + 16;  // bytes of a row of weights; as of rows
 constexpr int kOutPitch = 64 * 2 + 16;           // bytes of a row of 64 dims on its way out
 constexpr float kRise = 8.0f;                    // RISE, in powers of two
 
 constexpr int kSumOffset = kStages * kStageBytes;
 constexpr int kWeightOffset = kSumOffset + kParts * ROWS * kSumPitch * 4;
-constexpr int kDecayOffset = kWeightOffset + ROWS * kStepKeys * 2;
-constexpr int kDivisorOffset = kDecayOffset + ROWS * 4;
-constexpr int kPlaceOffset = kDivisorOffset + ROWS * 4;
-constexpr int kBarrierOffset = kPlaceOffset + ROWS * 8;
+constexpr int kDecayOffset = kWeightOffset + ROWS * kWeightPitch;
+constexpr int kBarrierOffset = kDecayOffset + ROWS * 4;
 constexpr int kSharedBytes = kBarrierOffset + kStages * 8;
+constexpr int kDivisorOffset = kSumOffset;  // while an item ends, in place of the sums
+constexpr int kPlaceOffset = kDivisorOffset + ROWS * 4;
 static_assert(ROWS % 8 == 0 && ROWS >= 8 && ROWS <= 40, "rows of a block: 8..40 in steps of 8");
 static_assert(kWarps * 64 == kValueDim, "64 value dims a warp");
 static_assert(kWarps * ROWS * kOutPitch <= kSumOffset, "rows on their way out, in place of the steps");
@@ -213,14 +214,13 @@ struct Softmax {
       }
     }
     const bool is_raised = raise(scores, reinterpret_cast<float*>(smem + kDecayOffset) + first);
-    bf16_bits* weights = reinterpret_cast<bf16_bits*>(smem + kWeightOffset);
+    bf16_bits* weights =
+        reinterpret_cast<bf16_bits*>(smem + kWeightOffset + first * kWeightPitch) + lane;
 #pragma unroll
     for (int r = 0; r < kGroups; ++r) {
       // A row that has seen nothing yet keeps peak -inf; shifting by 0 keeps its weights at 0.
       const float weight = exp2_fast(scores[r] - (peak[r] == -kInfinity ? 0.0f : peak[r]));
-      const int row = first + r, unit = (lane >> 3) ^ (row >> 1 & 3);
-      weights[row * kStepKeys + unit * 8 + (lane & 7)] =
-          static_cast<bf16_bits>(pack_bf16(weight, 0.0f));
+      weights[r * (kWeightPitch / 2)] = static_cast<bf16_bits>(pack_bf16(weight, 0.0f));
       total[r] += weight;
     }
     return is_raised;
@@ -233,20 +233,28 @@ struct Softmax {
     for (int r = 0; r < kGroups; ++r)  // -inf + 8: the first score of a row rises
       rises |= scores[r] > peak[r] + kRise;
     const bool is_raised = __any_sync(~0u, rises);
+    float decay[kGroups];
 #pragma unroll
-    for (int r = 0; r < kGroups; ++r) {
-      float decay = 1.0f;
-      if (is_raised) {
-        float raised = fmaxf(scores[r], peak[r]);
+    for (int r = 0; r < kGroups; ++r) decay[r] = 1.0f;
+    if (is_raised) {
+      float raised[kGroups];
 #pragma unroll
-        for (int other = 16; other > 0; other /= 2)
-          raised = fmaxf(raised, __shfl_xor_sync(~0u, raised, other));
-        decay = raised == -kInfinity ? 1.0f : exp2_fast(peak[r] - raised);
-        peak[r] = raised;
-        total[r] *= decay;
+      for (int r = 0; r < kGroups; ++r) raised[r] = fmaxf(scores[r], peak[r]);
+#pragma unroll
+      for (int other = 16; other > 0; other /= 2)
+#pragma unroll
+        for (int r = 0; r < kGroups; ++r)
+          raised[r] = fmaxf(raised[r], __shfl_xor_sync(~0u, raised[r], other));
+#pragma unroll
+      for (int r = 0; r < kGroups; ++r) {
+        if (raised[r] != -kInfinity) decay[r] = exp2_fast(peak[r] - raised[r]);
+        peak[r] = raised[r];
+        total[r] *= decay[r];
       }
-      if ((threadIdx.x & 31) == 0) decays[r] = decay;
     }
+    if ((threadIdx.x & 31) == 0)
+#pragma unroll
+      for (int r = 0; r < kGroups; ++r) decays[r] = decay[r];
     return is_raised;
   }
 
@@ -297,12 +305,12 @@ struct Values {
     const int lane = threadIdx.x & 31;
     values += ((lane & 7) + 8 * (lane >> 4)) * kRowPitch + (threadIdx.x >> 5) * 128 +
               ((lane >> 3) & 1) * 16;
-    weights += (lane & 7) * (kStepKeys * 2) + (((lane >> 3) ^ (lane >> 1 & 3)) << 4);
+    weights += (lane & 7) * kWeightPitch + (lane >> 3) * 16;
     u32 a[2][4], b[kGroups][4];
     load_turned(a[0], values);
 #pragma unroll
     for (int group = 0; group < kGroups; ++group)
-      load_matrices(b[group], weights + group * 8 * (kStepKeys * 2));
+      load_matrices(b[group], weights + group * 8 * kWeightPitch);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const int block = i / 2, part = i % 2;

@@ -67,9 +67,8 @@ def portable(packed: int, arch: int) -> Cut:
     rows, keys, parts = _equal_rows(packed, most=40), KEYS // 2, 4
     steps = 2 * keys * ((VALUE_DIM + ROPE_DIM) * 2 + 16)
     sums = parts * rows * (keys + 4) * 4
-    weights = rows * keys * 2
-    decays_divisors_places = rows * (4 + 4 + 8)
-    shared_bytes = steps + sums + weights + decays_divisors_places + 2 * BARRIER_BYTES
+    weights = rows * (keys * 2 + 16)
+    shared_bytes = steps + sums + weights + rows * 4 + 2 * BARRIER_BYTES
     return Cut("tree_attention_mma.cu", rows, 256, shared_bytes)
 
 
