@@ -25,11 +25,9 @@ import json
 import math
 import sys
 from bisect import bisect, bisect_left
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice, pairwise
-from operator import mul, neg
 from typing import TypeVar
 
 from torch import Tensor
@@ -281,26 +279,25 @@ def choose_nodes(
     """
     num_seqs = len(costs)
     ends = _ends(table, num_seqs, most, context_tokens)
-    by_place, owners = odds.ratios(), list[int]()
-    pool = merged(costs, odds.of_nodes(min(most, MAX_NODE_BUDGET)))
-    best, best_rate, tokens, last = 0, 0.0, float(num_seqs), 1.0
+    pool, ratios, counts = merged(costs), odds.ratios(), [0] * num_seqs
+    best, best_rate, tokens, last, num_nodes = counts.copy(), 0.0, float(num_seqs), 1.0, 0
     for index, (end, time_s) in enumerate(ends):
-        # A node behind is worth at most so much; its place is known where there is one tree.
-        place = len(owners).bit_length() if num_seqs == 1 else 0
-        largest = last * max(by_place[place:])
-        if all(tokens + (n - len(owners)) * largest <= best_rate * s for n, s in ends[index:]):
-            break
-        if taken := list(islice(pool, end - len(owners))):
-            node_costs, node_owners, node_ratios = zip(*taken, strict=True)
-            last = math.exp(-node_costs[-1])
-            tokens += sum(map(mul, map(math.exp, map(neg, node_costs)), node_ratios))
-            owners += node_owners
+        largest = last * max(ratios[min(counts).bit_length() :])  # that a node behind is worth
+        for nodes, seconds in ends[index:]:
+            if tokens + (nodes - num_nodes) * largest > best_rate * seconds:
+                break  # this may pay
+        else:
+            break  # nothing can
+        for cost, owner in islice(pool, end - num_nodes):
+            last, count = math.exp(-cost), counts[owner]
+            tokens += last * ratios[count.bit_length()]
+            counts[owner] = count + 1
+        num_nodes = sum(counts)
         if (rate := tokens / time_s) > best_rate:  # so the first of equals
-            best, best_rate = len(owners), rate
-        if len(owners) < end:
+            best, best_rate = counts.copy(), rate
+        if num_nodes < end:
             break
-    counts = Counter(owners[:best])
-    return [counts[owner] for owner in range(num_seqs)]
+    return best
 
 
 def _ends(

@@ -125,16 +125,13 @@ def tree_searches(
     return [TreeSearch(*part, node_budget) for part in parts]
 
 
-def merged(
-    costs: Sequence[Iterable[float]], ratios: Sequence[float]
-) -> Iterator[tuple[float, int, float]]:
-    """Yield minus the path log-prob, the owner and the ratio of nodes in the order of one pool.
+def merged(costs: Sequence[Iterable[float]]) -> Iterator[tuple[float, int]]:
+    """Yield minus the path log-prob, and the owner, of nodes in the order of one pool.
 
-    `costs` are those of each tree's nodes, as a `TreeSearch` finds them, `ratios` hold for its
-    first node, its second, and so on. Ties go by owner, as in `pool_nodes`. Each tree is at most
-    one node ahead.
+    `costs` are those of each tree's nodes, as a `TreeSearch` finds them. Ties go by owner, as in
+    `pool_nodes`. Each tree is at most one node ahead.
     """
-    owned = [zip(nodes, repeat(owner), ratios) for owner, nodes in enumerate(costs)]
+    owned = [zip(nodes, repeat(owner)) for owner, nodes in enumerate(costs)]
     return owned[0] if len(owned) == 1 else heapq.merge(*owned)
 
 
@@ -166,12 +163,3 @@ class Odds:
             (accepted + PRIOR_TOKENS) / (promised + PRIOR_TOKENS)
             for accepted, promised in zip(self.accepted, self.promised, strict=True)
         ]
-
-    def of_nodes(self, count: int) -> list[float]:
-        """Return the same for each of the first `count` nodes of a tree."""
-        found: list[float] = []
-        for place, ratio in enumerate(self.ratios()):
-            if len(found) >= count:
-                break
-            found += [ratio] * (1 << max(0, place - 1))
-        return found[:count]
