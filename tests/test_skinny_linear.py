@@ -4,13 +4,15 @@ The kernel is CUDA C++: it runs on a device only (marker gpu).
 """
 
 import math
+from itertools import product
 
 import pytest
 import torch
 
 from engine.errors import BackendError, ShapeError
 from engine.kernels import OPS, skinny_linear
-from engine.kernels.skinny_linear import MOST_ROWS
+from engine.kernels.skinny_linear import MOST_ROWS, _problem
+from engine.kernels.skinny_linear.cuda_skinny import cut_of
 from tests.attention_runs import ON_GPU, captured
 
 OP = OPS["skinny_linear"]
@@ -162,6 +164,27 @@ def test_operands_that_do_not_fit_are_refused(changes, message):
 
     with pytest.raises(ShapeError, match=message):
         skinny_linear(**arguments, backend="reference")
+
+
+@pytest.mark.parametrize("case", OP.production, ids=lambda case: case.name)
+def test_a_block_fits_every_machine_with_a_turn_to_read_and_one_to_fill(case):
+    heads = (case.num_heads,) if case.num_heads else ()
+    width, x_dtype = case.num_inputs, torch.float32 if case.is_wide_in else torch.bfloat16
+    norm_weight = torch.empty(width, dtype=torch.bfloat16, device="meta")
+    for rows, arch in product((1, 9, 17, MOST_ROWS), (90, 100, 120)):
+        shape = (*heads, rows, 2 * width if case.is_gated else width)
+        problem = _problem(
+            x=torch.empty(shape, dtype=x_dtype, device="meta"),
+            weight=norm_weight.expand(*heads, case.num_outputs, width),
+            norm_weight=norm_weight if case.is_normalised else None,
+            is_gated=case.is_gated,
+        )
+
+        cut = cut_of(problem, arch)
+
+        assert cut.stages >= 2
+        assert cut.shared_bytes <= (98 if arch == 120 else 226) * 1024
+        assert not cut.chunk % (64 * cut.warps)
 
 
 def test_no_rows_give_no_rows():

@@ -9,16 +9,19 @@
 // Weights, in lines of 128 bytes, come by asynchronous copies into a ring of STAGES turns that
 // belongs to the warp that reads them; halves of odd rows are exchanged so that reads meet no bank
 // twice. The first turns are asked for before the grid ahead has ended (programmatic launch): weights
-// are nobody's result. Plain tokens come beside them; those that are normalised or gated first lie
-// in shared memory ready to be multiplied, CHUNK inputs of all of them at a time. Sums are in
-// float32; those of the warps are added in their order, so that results repeat to the bit.
+// are nobody's result. Tokens come beside them; those that are gated first lie in shared memory ready
+// to be multiplied, CHUNK inputs of all of them at a time. Sums are in float32; those of the warps are
+// added in their order, so that results repeat to the bit.
 //
-// act: nothing · NORM: RMS(x) * norm_weight · GATED: silu(gate) * up of x = [gate | up], rounded
-// where PyTorch rounds, both read as float32 where FLOAT_X.
+// act: nothing · NORM: x * norm_weight, rounded, and one over the root mean square of x onto the sum,
+// which is known when all inputs have passed · GATED: silu(gate) * up of x = [gate | up], rounded where
+// PyTorch rounds, both read as float32 where FLOAT_X.
 //
 // Macros: TOKENS, 8 to 32 · WARPS · ROWS: 8, 16 or 32 · STAGES, of at least 2 · CHUNK: a multiple of
-// 64 * WARPS, of no meaning for plain tokens · NORM, GATED, FLOAT_X, FLOAT_OUT: 0 or 1.
+// 64 * WARPS, of no meaning but for GATED · NORM, GATED, FLOAT_X, FLOAT_OUT: 0 or 1.
 #include "mma.cuh"
+
+static_assert(STAGES >= 2, "a turn is read while the next one is copied");
 
 constexpr int kColumns = TOKENS / 8;
 constexpr int kTiles = ROWS > 16 ? 2 : 1;
@@ -26,10 +29,9 @@ constexpr bool kIsHalf = ROWS == 8;
 constexpr int kThreads = 32 * WARPS;
 constexpr int kTurn = 64;         // inputs
 constexpr int kRow = kTurn * 2;   // bytes
-constexpr bool kIsReady = NORM || GATED;  // tokens lie in shared memory before they are multiplied
 constexpr int kWeightBytes = ROWS * kRow, kTokenBytes = TOKENS * kRow;  // of a turn
-constexpr int kStage = kWeightBytes + (kIsReady ? 0 : kTokenBytes);     // of a warp
-constexpr int kReadyBytes = kIsReady ? CHUNK / kTurn * kTokenBytes : 0;
+constexpr int kStage = kWeightBytes + (GATED ? 0 : kTokenBytes);        // of a warp
+constexpr int kReadyBytes = GATED ? CHUNK / kTurn * kTokenBytes : 0;
 constexpr int kPieces = GATED ? (FLOAT_X ? 4 : 2) : 1;  // of 16 bytes that make eight inputs of x
 
 struct Params {
@@ -52,8 +54,12 @@ __device__ __forceinline__ void round_both(float& low, float& high) {
   high = high_of(pair);
 }
 
-__device__ __forceinline__ u32 normed(u32 pair, float scale, u32 weights) {
-  return pack_bf16(low_of(pair) * scale * low_of(weights), high_of(pair) * scale * high_of(weights));
+__device__ __forceinline__ u32 product(u32 pair, u32 weights) {
+  return pack_bf16(low_of(pair) * low_of(weights), high_of(pair) * high_of(weights));
+}
+
+__device__ __forceinline__ float square(u32 pair) {
+  return low_of(pair) * low_of(pair) + high_of(pair) * high_of(pair);
 }
 
 __device__ __forceinline__ u32 gated(float gate0, float gate1, float up0, float up1) {
@@ -64,31 +70,24 @@ __device__ __forceinline__ u32 gated(float gate0, float gate1, float up0, float 
   return pack_bf16(low * up0, high * up1);
 }
 
-// Eight inputs of one token as they lie in memory.
+// Eight inputs of one token, GATED, as they lie in memory.
 struct Piece {
   uint4 words[kPieces];
 
   __device__ __forceinline__ void load(const char* row, int input, int inputs) {
-    if constexpr (GATED) {
-      constexpr int kSize = FLOAT_X ? 4 : 2;
-      const uint4* gate = reinterpret_cast<const uint4*>(row + static_cast<i64>(input) * kSize);
-      const uint4* up = reinterpret_cast<const uint4*>(row + static_cast<i64>(inputs + input) * kSize);
+    constexpr int kSize = FLOAT_X ? 4 : 2;
+    const uint4* gate = reinterpret_cast<const uint4*>(row + static_cast<i64>(input) * kSize);
+    const uint4* up = reinterpret_cast<const uint4*>(row + static_cast<i64>(inputs + input) * kSize);
 #pragma unroll
-      for (int i = 0; i < kPieces / 2; i++) {
-        words[i] = gate[i];
-        words[kPieces / 2 + i] = up[i];
-      }
-    } else {
-      words[0] = *reinterpret_cast<const uint4*>(row + static_cast<i64>(input) * 2);
+    for (int i = 0; i < kPieces / 2; i++) {
+      words[i] = gate[i];
+      words[kPieces / 2 + i] = up[i];
     }
   }
 
   // The inputs of the products.
-  __device__ __forceinline__ uint4 value(float scale, const uint4& norm) const {
-    if constexpr (NORM) {
-      return make_uint4(normed(words[0].x, scale, norm.x), normed(words[0].y, scale, norm.y),
-                        normed(words[0].z, scale, norm.z), normed(words[0].w, scale, norm.w));
-    } else if constexpr (GATED && FLOAT_X) {
+  __device__ __forceinline__ uint4 value() const {
+    if constexpr (FLOAT_X) {
       const uint4 &g = words[0], &h = words[kPieces / 4], &u = words[kPieces / 2],
                   &v = words[kPieces - 1];
       return make_uint4(gated(__uint_as_float(g.x), __uint_as_float(g.y), __uint_as_float(u.x),
@@ -99,37 +98,15 @@ struct Piece {
                               __uint_as_float(v.y)),
                         gated(__uint_as_float(h.z), __uint_as_float(h.w), __uint_as_float(v.z),
                               __uint_as_float(v.w)));
-    } else if constexpr (GATED) {
+    } else {
       const uint4 &g = words[0], &u = words[kPieces - 1];
       return make_uint4(gated(low_of(g.x), high_of(g.x), low_of(u.x), high_of(u.x)),
                         gated(low_of(g.y), high_of(g.y), low_of(u.y), high_of(u.y)),
                         gated(low_of(g.z), high_of(g.z), low_of(u.z), high_of(u.z)),
                         gated(low_of(g.w), high_of(g.w), low_of(u.w), high_of(u.w)));
-    } else {
-      return words[0];
     }
   }
 };
-
-// Write one over the root mean square of each token, [TOKENS].
-__device__ __forceinline__ void measure(const Params& p, const char* x, float* scales, int warp,
-                                        int lane) {
-  for (int token = warp; token < p.M; token += WARPS) {
-    const uint4* row = reinterpret_cast<const uint4*>(x + token * p.x_row * 2);
-    float sum = 0.0f;
-    for (int i = lane; i < p.inputs / 8; i += 32) {
-      const uint4 v = row[i];
-      sum += low_of(v.x) * low_of(v.x) + high_of(v.x) * high_of(v.x);
-      sum += low_of(v.y) * low_of(v.y) + high_of(v.y) * high_of(v.y);
-      sum += low_of(v.z) * low_of(v.z) + high_of(v.z) * high_of(v.z);
-      sum += low_of(v.w) * low_of(v.w) + high_of(v.w) * high_of(v.w);
-    }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
-    if (lane == 0) scales[token] = rsqrtf(sum / p.inputs + p.eps);
-  }
-  __syncthreads();
-}
 
 // Where piece `piece` of a turn of a row lies, from the turn's begin on.
 __device__ __forceinline__ int place(int row, int piece) {
@@ -138,7 +115,7 @@ __device__ __forceinline__ int place(int row, int piece) {
 
 // Write the inputs [begin, begin + CHUNK) of all tokens, ready to be multiplied, turn by turn.
 __device__ __forceinline__ void make_ready(const Params& p, const char* x, unsigned char* to,
-                                           const float* scales, int begin) {
+                                           int begin) {
   const int pieces = (min(CHUNK, p.inputs - begin) + kTurn - 1) / kTurn * 8;
   for (int i = threadIdx.x; i < p.M * pieces; i += kThreads) {
     const int token = i / pieces, piece = i - token * pieces, input = begin + piece * 8;
@@ -146,7 +123,7 @@ __device__ __forceinline__ void make_ready(const Params& p, const char* x, unsig
     if (input < p.inputs) {
       Piece raw;
       raw.load(x + token * p.x_row * (FLOAT_X ? 4 : 2), input, p.inputs);
-      value = raw.value(scales[token], NORM ? *reinterpret_cast<const uint4*>(p.norm + input) : value);
+      value = raw.value();
     }
     *reinterpret_cast<uint4*>(to + piece / 8 * kTokenBytes + place(token, piece % 8)) = value;
   }
@@ -155,7 +132,6 @@ __device__ __forceinline__ void make_ready(const Params& p, const char* x, unsig
 extern "C" __global__ void __launch_bounds__(kThreads)
     skinny_linear(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char smem[];
-  __shared__ float scales[TOKENS];
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int group = lane >> 2, own = lane & 3;     // row or column of a fragment, and place in it
   const int copied = lane >> 3, piece = lane & 7;  // row, of four, and piece that this lane copies
@@ -178,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       copy_16(ring + stage + n * 4 * kRow + place(copied, piece), rows[n] + (live ? input : 0), live);
   };
   const auto copy_tokens = [&](u32 stage, int turn) {
-    if (kIsReady) return;
+    if (GATED) return;
     const int input = input_of(turn) + piece * 8;
 #pragma unroll
     for (int n = 0; n < TOKENS / 4; ++n) {
@@ -202,12 +178,11 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     if (s < turns) copy_tokens(s * kStage, s);
     copies_commit();
   }
-  if constexpr (NORM) measure(p, x, scales, warp, lane);
 
-  float sum[kTiles][kColumns][4] = {};
+  float sum[kTiles][kColumns][4] = {}, squares[kColumns] = {};
   u32 stage = 0, next = (STAGES - 1) * kStage;
   const int here = place(group, own);
-  const auto multiply_turn = [&](u32 tokens) {
+  const auto multiply_turn = [&](u32 tokens, const uint4 (&norms)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint4 a[kTiles], b[kTiles];
@@ -219,7 +194,12 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       }
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
-        const uint4 v = shared_16(tokens + c * 8 * kRow + (here ^ (half * 64)));
+        uint4 v = shared_16(tokens + c * 8 * kRow + (here ^ (half * 64)));
+        if constexpr (NORM) {
+          const uint4& n = norms[half];
+          squares[c] += square(v.x) + square(v.y) + square(v.z) + square(v.w);
+          v = make_uint4(product(v.x, n.x), product(v.y, n.y), product(v.z, n.z), product(v.w, n.w));
+        }
 #pragma unroll
         for (int r = 0; r < kTiles; ++r) {
           multiply_add(sum[r][c], a[r].x, b[r].x, a[r].y, b[r].y, v.x, v.y);
@@ -229,6 +209,14 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
   };
   const auto take_turn = [&](int turn, u32 ready) {
+    uint4 norms[2];  // of this lane's inputs in both halves; where inputs end tokens are zero
+    if constexpr (NORM) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int input = input_of(turn) + (own + 4 * half) * 8;
+        norms[half] = *reinterpret_cast<const uint4*>(p.norm + (input < p.inputs ? input : 0));
+      }
+    }
     copies_wait<STAGES - 2>();
     __syncwarp();
     if (turn + STAGES - 1 < turns) {
@@ -236,15 +224,15 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       copy_tokens(next, turn + STAGES - 1);
     }
     copies_commit();
-    multiply_turn(kIsReady ? ready : ring + stage + kWeightBytes);
+    multiply_turn(GATED ? ready : ring + stage + kWeightBytes, norms);
     next = stage;
     stage = stage == (STAGES - 1) * kStage ? 0 : stage + kStage;
   };
-  if constexpr (kIsReady) {
+  if constexpr (GATED) {
     constexpr int kChunkTurns = CHUNK / kTurn / WARPS;  // of a warp
     for (int begin = 0, turn = 0; begin < p.inputs; begin += CHUNK) {
       __syncthreads();
-      make_ready(p, x, smem, scales, begin);
+      make_ready(p, x, smem, begin);
       __syncthreads();
       for (int i = 0; i < kChunkTurns && turn < turns; ++i, ++turn)
         take_turn(turn, shared_address(smem) + (i * WARPS + warp) * kTokenBytes);
@@ -256,6 +244,15 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   copies_wait<0>();
   __syncthreads();
   float* sums = reinterpret_cast<float*>(smem);  // [WARPS, TOKENS, ROWS]
+  float* all_squares = sums + WARPS * TOKENS * ROWS;  // [WARPS, TOKENS]
+  if constexpr (NORM) {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      squares[c] += __shfl_xor_sync(0xFFFFFFFFu, squares[c], 1);
+      squares[c] += __shfl_xor_sync(0xFFFFFFFFu, squares[c], 2);
+      if (own == 0) all_squares[warp * TOKENS + 8 * c + group] = squares[c];
+    }
+  }
 #pragma unroll
   for (int r = 0; r < kTiles; ++r) {
 #pragma unroll
@@ -273,6 +270,12 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     float total = 0.0f;
 #pragma unroll
     for (int w = 0; w < WARPS; ++w) total += sums[w * TOKENS * ROWS + i];
+    if constexpr (NORM) {
+      float all = 0.0f;
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) all += all_squares[w * TOKENS + token];
+      total *= rsqrtf(all / p.inputs + p.eps);
+    }
     const i64 at = head * p.out_head + token * p.out_row + row;
     if (row < p.N) {
       if constexpr (FLOAT_OUT) {

@@ -12,7 +12,7 @@ A kernel of our own because weights of N * inputs numbers are all that such a pr
 library that pads rows to a tile, or divides inputs among blocks and adds in a second launch, takes
 longer over it; `act` would be one to three launches more. Bound by reading the weights. Sums in
 float32 (float64 for float64), rounded once. What `act` gives is rounded where the same PyTorch
-calls round it.
+calls round it, but that `cuda` rounds x * norm_weight and divides the sums by the root mean square.
 
 Backends: `reference` (PyTorch, any number of rows), `cuda` (bfloat16, at most 32 rows, inputs a
 multiple of 32; the architectures in `OP.archs`). `cuda` starts reading weights while the launch

@@ -93,6 +93,8 @@ CASES: tuple[SkinnyLinearCase, ...] = (
     SkinnyLinearCase("many-rows", "as many rows as the kernels take", 32, 40, 256),
     SkinnyLinearCase("heads", "a weight for every head", 10, 24, 64, num_heads=3),
     SkinnyLinearCase("normed", "a norm before", 17, 40, 224, is_normalised=True),
+    SkinnyLinearCase("normed-wide", "a norm before, uneven turns, nothing rounded", 9, 33, 32 * 37,
+                     is_normalised=True, is_wide_out=True),
     SkinnyLinearCase("gated", "a gate before", 9, 40, 128, is_gated=True),
     SkinnyLinearCase("gated-wide", "a gate that comes in float32", 9, 40, 96, is_gated=True,
                      is_wide_in=True),

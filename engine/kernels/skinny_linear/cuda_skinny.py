@@ -6,7 +6,7 @@ The kernel is `csrc/skinny_linear.cu`; see there for the idea. The cut follows f
 from __future__ import annotations
 
 import ctypes
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ COLUMNS = 8  # tokens of the matrix instruction
 LEAST_INPUTS = 32  # that inputs are a multiple of
 TURN_INPUTS = 64  # of a warp in a turn
 ROW_BYTES = 2 * TURN_INPUTS
+LEAST_STAGES = 2  # of a ring: one is read while the next is filled
 FEW_INPUTS = 1024  # up to which a warp has few turns, whatever its block is
 FEW_OUTPUTS, MANY_OUTPUTS = 1024, 16384  # up to which a block has 8, and 16, of them
 NARROW_ARCHS = (120,)
@@ -36,7 +37,7 @@ SHARED_BYTES, NARROW_SHARED_BYTES = (
     227 * 1024 - 1024,
     99 * 1024 - 1024,
 )  # of a block, less its scales
-READY_BYTES, NARROW_READY_BYTES = 98304, 49152  # of tokens that are normalised or gated
+READY_BYTES, NARROW_READY_BYTES = 98304, 49152  # of tokens that are gated
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Cut:
         """Of a block: tokens made ready and a ring for each warp, or the sums of the warps."""
         ready = self.chunk * 2 * self.tokens
         stage = ROW_BYTES * (self.rows + (0 if self.chunk else self.tokens))
-        sums = self.warps * self.tokens * self.rows * 4
+        sums = self.warps * self.tokens * (self.rows + self.norm) * 4
         return max(ready + self.warps * self.stages * stage, sums)
 
     @property
@@ -139,12 +140,11 @@ def cut_of(problem: Problem, arch: int) -> Cut:
 
 
 def cut_with(problem: Problem, arch: int, *, warps: int, rows: int, stages: int) -> Cut:
-    """Return the cut with chosen warps, outputs and stages of a block."""
+    """Return the cut with these warps, outputs and stages of a block, or as many as fit."""
     tokens = -(-problem.out.shape[1] // COLUMNS) * COLUMNS
     is_narrow, step = arch in NARROW_ARCHS, warps * TURN_INPUTS
-    is_ready = problem.norm_weight is not None or problem.is_gated
     fit = (NARROW_READY_BYTES if is_narrow else READY_BYTES) // (2 * tokens * step)
-    chunk = min(-(-problem.inputs // step), max(fit, 1)) * step if is_ready else 0
+    chunk = min(-(-problem.inputs // step), max(fit, 1)) * step if problem.is_gated else 0
     cut = Cut(
         tokens=tokens,
         warps=warps,
@@ -156,9 +156,11 @@ def cut_with(problem: Problem, arch: int, *, warps: int, rows: int, stages: int)
         float_x=int(problem.x.dtype == torch.float32),
         float_out=int(problem.out.dtype == torch.float32),
     )
-    while cut.shared_bytes > (NARROW_SHARED_BYTES if is_narrow else SHARED_BYTES):
-        cut = replace(cut, stages=cut.stages - 1)
-    return cut
+    if cut.shared_bytes <= (NARROW_SHARED_BYTES if is_narrow else SHARED_BYTES):
+        return cut
+    if stages > LEAST_STAGES:
+        return cut_with(problem, arch, warps=warps, rows=rows, stages=stages - 1)
+    return cut_with(problem, arch, warps=warps // 2, rows=rows, stages=stages)
 
 
 def launch(problem: Problem, cut: Cut) -> Launch:
