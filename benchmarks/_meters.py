@@ -78,17 +78,19 @@ def _named(gpu: Device, identity: NvmlIdentity) -> Device:
 
 def chunk_of(
     reset: Callable[[], None], body: Callable[[], object], synchronize: Callable[[], None]
-) -> Callable[[], None]:
+) -> Callable[[], int]:
     """Return a call that runs the case for about `CHUNK_S` and then waits for the device once.
 
-    Short kernels queue up and leave no gaps that the counters would see; the queue stays short.
+    Short kernels queue up and leave no gaps that the counters would see; the queue stays short. The
+    call returns how many times it ran the case.
     """
 
-    def runs(count: int) -> None:
+    def runs(count: int) -> int:
         for _ in range(count):
             reset()
             body()
         synchronize()
+        return count
 
     synchronize()
     started_s = time.perf_counter()

@@ -32,6 +32,7 @@ MAX_GAP_S: Final = 5 * PERIOD_S
 CLOCK_MOVE_REL: Final = 0.02  # of the highest; clocks come in steps of 15 MHz, under 1 %
 ACTIVE_PCT: Final = 1.0  # of the SMs, from where a utilization of zero is not believed
 PROCESSES: Final = "compute_processes"
+ENERGY_PER_RUN: Final = "energy_per_run_j"
 UTILIZATION: Final = ("utilization_gpu_pct", "utilization_memory_pct")
 
 
@@ -51,6 +52,7 @@ class Ends:
 
     opened_s: float
     closed_s: float
+    num_runs: int  # of the case between the two
     energy_before_j: float | None = None
     energy_after_j: float | None = None
     has_gpm: bool = False  # at the opening
@@ -106,7 +108,9 @@ def _energy(ends: Ends) -> tuple[dict[str, Summary], list[str]]:
         return {}, [f"counter_unsupported:{name}"]
     if after_j is None or after_j < before_j:
         return {}, [f"counter_interrupted:{name}"]
-    return {name: Summary.of([after_j - before_j], ENERGY.unit)}, []
+    grown_j = after_j - before_j
+    values = {name: grown_j, ENERGY_PER_RUN: grown_j / max(1, ends.num_runs)}
+    return {name: Summary.of([value], ENERGY.unit) for name, value in values.items()}, []
 
 
 def _missing_gpm(ends: Ends) -> list[str]:

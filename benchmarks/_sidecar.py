@@ -47,6 +47,7 @@ class CaseFacts:
     programs: int | None = None  # launched programs of the dominant kernel
     stage_seconds: Mapping[str, float] | None = None
     commit_length: float | None = None
+    new_tokens: int | None = None  # that one run says
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ def sidecar_line(record: CaseRecord, environ: Mapping[str, str]) -> dict[str, An
         "timer": record.timer,
         "stage_seconds": None if facts.stage_seconds is None else dict(facts.stage_seconds),
         "commit_length": facts.commit_length,
+        "new_tokens": facts.new_tokens,
         "bytes": facts.bytes,
         "kv_bytes": facts.kv_bytes,
         "flops": facts.flops,

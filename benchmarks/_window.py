@@ -8,7 +8,7 @@ amount to, and the validity codes, stand in `_readings.py`.
 How to read them: `utilization_gpu_pct` is the share of time in which some kernel was resident. It
 is no evidence of work: one program on one SM makes it 100. `gpm_sm_active_pct` counts SMs.
 `energy_j` grows in steps on an H200, one every 0.1 s, so that a window has it to within a tenth of
-a second's power: 10 % of a window of 1 s.
+a second's power: 10 % of a window of 1 s. `energy_per_run_j` is its share of one run of the case.
 """
 
 import os
@@ -24,9 +24,12 @@ START_S: Final = 10.0  # most that is waited for the sampler's first reading
 
 
 def watch(
-    nvml: Nvml, run: Callable[[], None], *, settle_s: float, window_s: float
+    nvml: Nvml, run: Callable[[], int], *, settle_s: float, window_s: float
 ) -> tuple[dict[str, Summary], tuple[str, ...]]:
-    """Call `run` for the settling time and the window; return its counters and validity codes."""
+    """Call `run` for the settling time and the window; return its counters and validity codes.
+
+    It says how many times it ran the case.
+    """
     with sampling(nvml.uuid) as sampler:
         _repeat(run, settle_s)
         _repeat_until_read(run, sampler)
@@ -35,18 +38,19 @@ def watch(
     return summarise(readings, ends, own_pid=os.getpid())
 
 
-def _window(nvml: Nvml, run: Callable[[], None], window_s: float) -> Ends:
+def _window(nvml: Nvml, run: Callable[[], int], window_s: float) -> Ends:
     """Call `run` until the window is filled, and read what is read at its ends."""
     energy_before = ENERGY.read(nvml)
     gpm = Gpm.begin(nvml)
     opened_s = time.monotonic()
-    _repeat(run, window_s)
+    num_runs = _repeat(run, window_s)
     closed_s = time.monotonic()
     gpm_values = {} if gpm is None else gpm.end()
     energy_after = ENERGY.read(nvml)
     return Ends(
         opened_s=opened_s,
         closed_s=closed_s,
+        num_runs=num_runs,
         energy_before_j=None if energy_before is None else energy_before[0],
         energy_after_j=None if energy_after is None else energy_after[0],
         has_gpm=gpm is not None,
@@ -54,14 +58,16 @@ def _window(nvml: Nvml, run: Callable[[], None], window_s: float) -> Ends:
     )
 
 
-def _repeat(run: Callable[[], None], least_s: float) -> None:
-    """Call `run` until `least_s` have passed."""
+def _repeat(run: Callable[[], int], least_s: float) -> int:
+    """Call `run` until `least_s` have passed; return how many times the case ran."""
     end_s = time.monotonic() + least_s
+    num_runs = 0
     while time.monotonic() < end_s:
-        run()
+        num_runs += run()
+    return num_runs
 
 
-def _repeat_until_read(run: Callable[[], None], sampler: Sampler) -> None:
+def _repeat_until_read(run: Callable[[], int], sampler: Sampler) -> None:
     """Keep the device at work until the sampler reads; one that cannot leaves a gap."""
     end_s = time.monotonic() + START_S
     while sampler.is_starting and time.monotonic() < end_s:

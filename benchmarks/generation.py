@@ -57,12 +57,12 @@ class Generation(_Suite):
     def facts(self) -> CaseFacts:
         """Sum the least bytes and FLOP of the steps that one sample takes."""
         engine, (sequence,) = self.engine, self.batch.sequences
-        costs = []
+        costs, already = [], len(sequence.new_token_ids)
         while not self._is_done():
             context = sequence.committed_length
             tree_size = 1 + engine.step(self.batch).num_nodes[0]
             costs.append(step_bytes(engine.target, engine.drafter, context, tree_size))
-        lengths = list(sequence.commit_lengths)
+        lengths, new_tokens = list(sequence.commit_lengths), len(sequence.new_token_ids)
         self.reset()
         return CaseFacts(
             context_tokens=CONTEXT_TOKENS,
@@ -70,6 +70,7 @@ class Generation(_Suite):
             kv_bytes=sum(cost.kv_bytes for cost in costs),
             flops=sum(cost.flops for cost in costs),
             commit_length=sum(lengths) / len(lengths),
+            new_tokens=new_tokens - already,
         )
 
     def time_generate(self, text: str, mode: str, temperature: float, cache_layout: str) -> None:

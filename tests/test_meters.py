@@ -26,6 +26,7 @@ COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 UUID = "00000000-1111-2222-3333-444444444444"
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
 UTILIZATION = ("utilization_gpu_pct", "utilization_memory_pct")
+ENERGY = ("energy_j", "energy_per_run_j")
 SAMPLED = tuple(name for probe in PROBES for name in probe.names)
 
 # What each trace must end in, beside a finished case.
@@ -111,7 +112,9 @@ def test_every_fault_ends_in_its_codes_and_a_finished_case(found, trace):
 def test_a_window_gives_every_counter_with_its_unit(found):
     line = found["serial_64k"]
     counters = line["counters"]
+    num_runs = round(counters["energy_j"]["median"] / counters["energy_per_run_j"]["median"])
 
+    assert 10 < num_runs <= 1.1 / 0.002  # of a case of 2 ms in a window of a second
     assert {name: (value["median"], value["unit"]) for name, value in counters.items()} == {
         "utilization_gpu_pct": (100.0, "%"),
         "utilization_memory_pct": (1.0, "%"),
@@ -121,6 +124,7 @@ def test_a_window_gives_every_counter_with_its_unit(found):
         "temperature_c": (32.0, "°C"),
         "clock_event_reasons": (0.0, "bitmask"),
         "energy_j": (pytest.approx(counters["power_w"]["median"], rel=0.3), "J"),
+        "energy_per_run_j": (pytest.approx(counters["energy_j"]["median"] / num_runs), "J"),
         "gpm_sm_active_pct": (5.63, "%"),
         "gpm_sm_occupancy_pct": (0.99, "%"),
         "gpm_dram_bandwidth_pct": (0.63, "%"),
@@ -134,7 +138,7 @@ def test_a_window_gives_every_counter_with_its_unit(found):
 def test_energy_and_gpm_are_read_at_the_ends_only(found):
     counters = found["serial_64k"]["counters"]
 
-    assert {counters[name]["n"] for name in (*GPM_METRICS, "energy_j")} == {1}
+    assert {counters[name]["n"] for name in (*GPM_METRICS, *ENERGY)} == {1}
     assert {counters[name]["n"] >= 10 for name in SAMPLED} == {True}
 
 
@@ -142,17 +146,17 @@ def test_energy_and_gpm_are_read_at_the_ends_only(found):
 @pytest.mark.parametrize(
     ("trace", "absent"),
     [
-        ("mig", {*SAMPLED, *GPM_METRICS, "energy_j"}),
+        ("mig", {*SAMPLED, *GPM_METRICS, *ENERGY}),
         ("no_gpm", {*GPM_METRICS}),
         ("no_tensor_metric", {"gpm_tensor_pct"}),
         ("zero_utilization", {*UTILIZATION}),
-        ("energy_reset", {"energy_j"}),
-        ("driver_gone", {*GPM_METRICS, "energy_j"}),
-        ("not_loaded", {*SAMPLED, *GPM_METRICS, "energy_j"}),
+        ("energy_reset", {*ENERGY}),
+        ("driver_gone", {*GPM_METRICS, *ENERGY}),
+        ("not_loaded", {*SAMPLED, *GPM_METRICS, *ENERGY}),
     ],
 )
 def test_what_nvml_cannot_tell_is_absent_never_zero(found, trace, absent):
-    everything = {*SAMPLED, *GPM_METRICS, "energy_j"}
+    everything = {*SAMPLED, *GPM_METRICS, *ENERGY}
 
     assert set(found[trace]["counters"]) == everything - absent
 
@@ -304,8 +308,9 @@ def test_short_work_is_queued_and_waited_for_once_a_chunk():
         lambda: calls.append("reset"), lambda: calls.append("body"), lambda: calls.append("wait")
     )
     calls.clear()
-    chunk()
+    num_runs = chunk()
 
     assert calls.count("wait") == 1
     assert calls[-1] == "wait"
-    assert 100 < calls.count("body") == calls.count("reset") <= CHUNK_S / 1e-6
+    assert num_runs == calls.count("body")
+    assert 100 < num_runs == calls.count("reset") <= CHUNK_S / 1e-6

@@ -10,7 +10,7 @@ from benchmarks._nvml import CAPPING_REASONS
 from benchmarks._readings import LEAST_WINDOW_S, MAX_GAP_S, PERIOD_S, Ends, Reading, summarise
 
 OWN = 41
-ENDS = Ends(100.0, 101.0, 500.0, 628.0, has_gpm=True, gpm={"gpm_sm_active_pct": 5.6})
+ENDS = Ends(100.0, 101.0, 16, 500.0, 628.0, has_gpm=True, gpm={"gpm_sm_active_pct": 5.6})
 GPM_CODES = [
     f"counter_unsupported:gpm_{name}_pct" for name in ("sm_occupancy", "dram_bandwidth", "tensor")
 ]
@@ -71,7 +71,8 @@ def test_a_sampler_that_read_nothing_left_a_gap():
     counters, _ = summarise([], ENDS, own_pid=OWN)
 
     assert codes([]) == ["sampling_gap"]
-    assert set(counters) == {"energy_j", "gpm_sm_active_pct"}
+    assert set(counters) == {"energy_j", "energy_per_run_j", "gpm_sm_active_pct"}
+    assert counters["energy_per_run_j"].median == counters["energy_j"].median / 16
 
 
 @pytest.mark.parametrize("reasons", [0x4, 0x8, 0x20, 0x40, 0x80, 0x4 | 0x1])
