@@ -26,6 +26,7 @@ MOST_FILES: Final = 5_000
 DEEPEST: Final = 2  # machine/result.json, telemetry/process.jsonl
 CONFIRMED: Final = "confirmed.json"  # what `confirm --json` said on the same runner
 SUFFIXES: Final = frozenset({".json", ".jsonl"})  # no recorded order: history is not theirs to tell
+UNREAD: Final = ".run"  # what the doctor found beside a run; it lies there, and nothing here asks
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,=+@\[\]~-]{0,199}")
 
@@ -103,6 +104,7 @@ def _checked(entries: list[zipfile.ZipInfo]) -> Iterator[zipfile.ZipInfo]:
             f"together, got {len(files)} of {total}"
         )
     seen: set[str] = set()
+    files = [entry for entry in files if not entry.filename.endswith(UNREAD)]
     for entry in files:
         parts = entry.filename.split("/")
         kind = stat.S_IFMT(entry.external_attr >> 16)

@@ -270,8 +270,9 @@ def _reading(comparison: Comparison) -> str:
         "machines do not compare. "
         f"A change counts from {percent(policy.relevance_rel)} on; intervals are at "
         f"{percent(policy.confidence)}, of confirmed cases higher; noise is what the series shows "
-        "without a cause; n is the number of samples at base and at head, of confirmed cases that "
-        "of pairs. In pictures ● is the change, ─ its interval, ░ the noise, │ no change.\n\n"
+        "without a cause; n is the number of samples at base and at head. A confirmed case has the "
+        "change, the interval and the number of its pairs, and the values of the first pass. In "
+        "pictures ● is the change, ─ its interval, ░ the noise, │ no change.\n\n"
         "</details>\n"
     )
 

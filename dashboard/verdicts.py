@@ -55,6 +55,8 @@ def why(case: CaseComparison) -> str:
     """Return what the numbers of a case do not say by themselves; nothing where they do."""
     if case.verdict in _BY_NUMBERS:
         return ""
+    if case.confirmed and case.verdict is Verdict.INCONCLUSIVE:
+        return f"open after {case.n_head} fresh pairs: only a quieter machine decides it"
     if case.needed_processes is not None:
         return f"about {case.needed_processes} interleaved processes a side would decide it"
     return case.reason

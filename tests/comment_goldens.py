@@ -84,6 +84,15 @@ OPEN = case(
     needed_processes=6,
     noise_rel=None,
 )
+STAYED_OPEN = case(
+    Verdict.INCONCLUSIVE,
+    benchmark="generation.Generation.time_generate",
+    params="",
+    relative_change=0.097,
+    interval_low=-0.19,
+    interval_high=0.48,
+    **(AT | {"n_base": 24, "n_head": 24}),
+)
 BROKEN = case(
     Verdict.FAILED,
     benchmark="moe.Moe.time_moe",
@@ -141,7 +150,7 @@ GOLDENS = {  # cases, what else the context says
     "suspected": ([case(Verdict.REGRESSION), STEADY], {}),
     "improved": ([FASTER, RATE, STEADY], {}),
     "no_change": ([STEADY, SKIPPED], {}),
-    "inconclusive": ([OPEN, STEADY], {}),
+    "inconclusive": ([OPEN, STAYED_OPEN, STEADY], {}),
     "failed": ([BROKEN, GONE, STEADY], {}),
     "mixed": ([SLOWER_TOO, SLOWER, BROKEN, OPEN, FASTER, STEADY, NEW], {}),
     "acknowledged": ([SLOWER, STEADY], {"policies": POLICIES}),

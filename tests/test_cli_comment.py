@@ -225,7 +225,9 @@ def confirmation(verdict="regression", base=BASE, **changes):
 
 
 def test_artifact_becomes_a_confirmed_comment_a_failed_check_and_a_summary(arrived, tmp_path):
-    archive = arrived.archive(**{"confirmed.json": confirmation()})
+    archive = arrived.archive(
+        **{"confirmed.json": confirmation(), "telemetry/20261130T115603Z-6d7445f3.run": b"{}"}
+    )
     began = time.perf_counter()
 
     result = arrived.comment(archive, "--summary", str(tmp_path / "summary.md"))
