@@ -84,7 +84,7 @@ costs = st.lists(st.integers(1, 60), min_size=1, max_size=6, unique=True).flatma
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(
     costs=costs,
     gains=st.lists(st.integers(1, 100), max_size=70),
