@@ -100,7 +100,7 @@ def test_every_regime_has_a_line_and_is_kept(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(_budget_table, "DEVICE", "cpu")
     monkeypatch.setitem(_budget_table.RANKS, NAME, SMALL)
     file = tmp_path / "budgets.json"
-    texts = ["--texts", "predictable", "--windows", "1", "--new-tokens", "4"]
+    texts = ["--texts", "predictable", "--windows", "1", "--new-tokens", "10"]
     ranks = ["--contexts", "40", "--confidences", "0.9", "--steps", "2"]
     few = ["--budgets", "1", "6", "--rounds", "1", "--repetitions", "1", "--graphs", "buffers"]
     backends = ["--attention-backend", "reference", "--moe-backend", "reference"]
