@@ -361,6 +361,25 @@ def test_creation_whose_answer_got_lost_is_found_and_not_repeated(client, commen
     assert comments.writes == [("POST", f"slower {MARKER}")]
 
 
+def test_creation_that_is_never_answered_is_found_and_not_repeated(comments, httpserver):
+    released = threading.Event()
+
+    def write_and_say_nothing(request):
+        done = comments.create(request)
+        released.wait(10.0)
+        return done
+
+    silent = httpserver.expect_oneshot_request(COMMENTS, method="POST")
+    silent.respond_with_handler(write_and_say_nothing)
+    address = httpserver.url_for("").rstrip("/")
+    # The stub answers one request at a time, so the first look for the comment is not answered too.
+    with GitHub(TOKEN, address, sleep=lambda _: released.set(), timeout_s=1.0) as client:
+        done = client.upsert_comment(REPO, 7, MARKER, MARKER, author="bench-bot")
+
+    assert done.action == "created"
+    assert comments.writes == [("POST", MARKER)]
+
+
 def test_limit_is_waited_for_as_long_as_it_asks_and_then_the_comment_is_written(
     client, comments, httpserver, waits
 ):
