@@ -165,7 +165,8 @@ def _triage(source: Source, view: AlertView, author: str) -> None:
     st.subheader("Say where it stands")
     key = f"alerts.note.{view.id}"
     if st.session_state.pop("alerts.stored", None) == view.id:
-        st.session_state.pop(key, None)
+        # Said, not forgotten: a browser keeps the text of a field that nobody sets.
+        st.session_state[key] = ""
         st.success("Taken down.", icon=":material/check:")
     with st.form(f"alerts.form.{view.id}", border=True):
         state = st.radio(
