@@ -206,10 +206,28 @@ def _point(
     others = median((series.logs - logs)[index : index + MIN_SEGMENT])
     low, high = median(before) + others, median(after) + others
     return ChangePoint(
-        index=int(series.indices[index]),
+        index=_first_of_level(series, span),
         before=float(np.exp(low)),
         after=float(np.exp(high)),
         relative_change=float(np.expm1(high - low)),
         p_value=p_value,
         cause=cause,
     )
+
+
+def _first_of_level(series: Series, span: tuple[int, int, int]) -> int:
+    """Give where a level begins: with what was left out just before it, if that lies there.
+
+    Such a result is too uncertain to show a change; where one is shown it tells its side.
+    """
+    start, index, end = span
+    low = median(series.logs[max(start, index - REACH) : index])
+    high = median(series.logs[index : min(end, index + REACH)])
+    first = int(series.indices[index])
+    for place in range(first - 1, int(series.indices[index - 1]), -1):
+        if np.isnan(series.given[place]):
+            continue
+        if abs(series.given[place] - high) >= abs(series.given[place] - low):
+            break
+        first = place
+    return first

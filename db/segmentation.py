@@ -48,6 +48,9 @@ class Strictness:
     min_young_sigmas: float = 3.5  # the same of a level that is young, or of a small change
     max_p_value: float = 6e-4  # of the rank test
     max_tamed_p_value: float = 2e-5  # the same without lone outliers, which makes it optimistic
+    large_rel: float = 2.0  # thrice the level, as no machine's moods make it
+    min_large_sigmas: float = 6.0  # of such a change, for which the next limit holds
+    max_large_p_value: float = 5e-3  # few results cannot rank any lower, however far apart they lie
     min_segment: int = MIN_SEGMENT
 
 
@@ -139,22 +142,33 @@ class _Judging:
 def judge(seen: Seen, span: tuple[int, int, int], strictness: Strictness) -> Boundary:
     """Weigh the boundary in the middle of `span` by the values close to it."""
     start, index, end = span
-    before = _Side.of(seen, slice(max(start, index - REACH), index))
-    after = _Side.of(seen, slice(index, min(end, index + REACH)))
+    spans = slice(max(start, index - REACH), index), slice(index, min(end, index + REACH))
+    before, after = (_Side.of(seen, one) for one in spans)
     shift = median(after.logs) - median(before.logs)
     least = min(len(before.logs), len(after.logs))
     if least < strictness.min_segment:
         return Boundary(index, shift, 1.0, 0.0)
-    size = abs(shift) / _needed(_scatter(before, after), strictness, is_young=least < SETTLED)
+    scatter = _scatter(before, after)
+    size = abs(shift) / _needed(scatter, strictness, is_young=least < SETTLED)
     if size < 1.0:  # it falls whatever its ranks say
         return Boundary(index, shift, 1.0, size)
-    p_value = rank_p_value(before.logs, after.logs)
-    tamed = rank_p_value(before.tamed, after.tamed)
-    certainty = max(
-        math.log(p_value) / math.log(strictness.max_p_value),
-        math.log(tamed) / math.log(strictness.max_tamed_p_value),
-    )
-    return Boundary(index, shift, max(p_value, tamed), min(size, certainty))
+    large = max(math.log1p(strictness.large_rel), strictness.min_large_sigmas * scatter)
+    limit = strictness.max_p_value if abs(shift) < large else strictness.max_large_p_value
+    most = limit, strictness.max_tamed_p_value
+    every = _certainty([(seen.logs[one], seen.tamed[one]) for one in spans], most)
+    calm = _certainty([(one.logs, one.tamed) for one in (before, after)], most)
+    certainty, p_value = max(every, calm)  # what is left out makes no step less certain
+    return Boundary(index, shift, p_value, min(size, certainty))
+
+
+def _certainty(
+    sides: Sequence[tuple[Logs, Logs]], most: tuple[float, float]
+) -> tuple[float, float]:
+    """Say how far the ranks of two sides are beyond what is asked, and their larger p-value."""
+    (before, tamed_before), (after, tamed_after) = sides
+    found = rank_p_value(before, after), rank_p_value(tamed_before, tamed_after)
+    certainty = max(math.log(one) / math.log(limit) for one, limit in zip(found, most, strict=True))
+    return certainty, max(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ class Series:
     """The usable results of a series, in order."""
 
     indices: NDArray[np.int64]  # into the values as given
+    given: Logs  # of all values as given; NaN where one is no number above 0
     logs: Logs
     spreads: Logs | None  # usual for the samples around each, relative; None if not all are known
     clocks: tuple[Logs, ...]
@@ -66,6 +67,7 @@ def usable_series(
     """
     raw = _vector("values", values, None)
     usable = np.isfinite(raw) & (raw > 0.0)
+    given = np.log(np.where(usable, raw, np.nan))
     relative = None if spread is None else _relative(raw, _vector("spread", spread, len(raw)))
     if relative is not None:
         usable &= ~_unreliable(relative)
@@ -77,7 +79,8 @@ def usable_series(
     ]
     return Series(
         indices=indices,
-        logs=np.log(raw[indices]),
+        given=given,
+        logs=given[indices],
         spreads=None if relative is None else _all_known(relative[indices]),
         clocks=tuple(clock for clock in clocks if clock is not None),
         epochs=_labels("epochs", labels.epochs, len(raw), indices),

@@ -127,6 +127,17 @@ def test_a_result_that_scattered_in_its_own_run_is_left_out():
     assert with_scattered == []
 
 
+@pytest.mark.parametrize(("value", "first"), [(2.1, 20), (1.1, 21)])
+def test_a_level_begins_with_a_result_that_was_left_out_if_it_lies_there(value, first):
+    values = np.r_[np.full(20, 1.0), value, np.full(20, 2.0)] * noisy(2, 41, 0.004)
+    spread = np.full(41, 0.005)
+    spread[20] = 0.4
+
+    (found,) = detect(values, spread=spread)
+
+    assert found.index == first
+
+
 @pytest.mark.parametrize(
     "extra",
     [

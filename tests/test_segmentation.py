@@ -159,6 +159,29 @@ def test_a_small_step_in_a_calm_series_is_found_at_its_third_result():
     assert [found.index for found in segment(logs, Strictness())] == [60]
 
 
+def test_what_scattered_makes_no_step_less_certain():
+    """Left out, restless results would leave 6 of 8, and 6 against 8 rank no step however large."""
+    levels = np.log([54e-3] * 8 + [2e-3] * 8)
+    logs = levels + np.random.default_rng(0).normal(0.0, 0.1, 16)
+    spreads = np.full(16, 0.02)
+    spreads[[9, 13]] = 0.3
+
+    (found,) = segment_many([logs], [spreads], Strictness())
+
+    assert [boundary.index for boundary in found] == [8]
+
+
+@pytest.mark.parametrize(("factor", "is_found"), [(30.0, True), (1.7, False)])
+def test_few_results_tell_a_step_that_no_mood_of_a_machine_makes(factor, is_found):
+    """Six against eight rank at 7e-4 at best: enough for thirty times, not for another mode."""
+    logs = np.random.default_rng(0).normal(0.0, 0.05, 14)
+    logs[8:] += np.log(factor)
+
+    found = [boundary.index for boundary in segment(logs, Strictness())]
+
+    assert found == ([8] if is_found else [])
+
+
 def test_a_step_out_of_a_noisy_stretch_is_told_by_the_calm_results():
     rng = np.random.default_rng(6)
     sigmas = np.repeat([0.003, 0.02, 0.003], (30, 20, 6))
