@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 # A distribution's browser; none is ever downloaded.
 CHROMIUM = Path("/usr/bin/chromium")
 WIDE = {"width": 1400, "height": 1000}
+NARROW = {"width": 420, "height": 900}
 STICKS_OUT = "(m => m.scrollWidth - m.clientWidth)(document.querySelector('[data-testid=stMain]'))"
 # Text whose contrast is below that of WCAG 2.1 AA, with the contrast it has.
 TOO_PALE = """() => {
@@ -253,11 +254,13 @@ def test_a_click_on_a_point_shows_it_and_is_part_of_the_link(site, tab):
     expect(tab.locator("[data-testid=stCode]")).to_contain_text(commit)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_page_has_an_address_and_can_be_read_by_anybody(site, tab, scheme):
-    tab.emulate_media(color_scheme=scheme)
-    tab.set_viewport_size({"width": 420, "height": 900} if scheme == "dark" else WIDE)
-    for name in (FIRST_PAGE, *PAGES):
+# One walk takes every other page light and wide, the rest dark and narrow; the other walk turns it.
+@pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_every_page_has_an_address_and_can_be_read_by_anybody(site, tab, turn):
+    for place, name in enumerate((FIRST_PAGE, *PAGES)):
+        is_wide = (place + turn) % 2 == 0
+        tab.emulate_media(color_scheme="light" if is_wide else "dark")
+        tab.set_viewport_size(WIDE if is_wide else NARROW)
         visit(tab, f"{site}/{name}")
 
         expect(tab.locator("h1")).to_have_text(name.capitalize())
