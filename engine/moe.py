@@ -7,8 +7,7 @@
     y = shared(x) + scaling * sum_k s_k / sum(s) * expert_k(x)
 
 The bias steers the choice only and never a weight (`noaux_tc`). Who is chosen is `choose_experts`'
-business, what they make of their rows `grouped_experts`', and both are `routed_experts`' where
-a backend has that and no groups stand between.
+business, what they make of their rows `grouped_experts`'.
 Source: arXiv 2412.19437 section 2.1.2.
 """
 
@@ -20,14 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from engine.config import TargetConfig
-from engine.kernels import (
-    OPS,
-    Choice,
-    choose_experts,
-    grouped_experts,
-    routed_experts,
-    skinny_linear,
-)
+from engine.kernels import Choice, choose_experts, grouped_experts, skinny_linear
 from engine.layers import SwiGlu, accumulation_dtype, joined
 from engine.quantized import Fp8BlockWeight, Int4GroupWeight, Weight
 
@@ -95,31 +87,8 @@ class Moe:
         dtype = accumulation_dtype(x.dtype)
         wide = skinny_linear(x, whole, out_dtype=dtype, backend=linear_backend)
         logits, gated = wide.tensor_split([len(self.router.weight)], dim=-1)
-        made = shared.down(gated, x.dtype, backend=linear_backend)
-        if self._chooses_inside(backend, linear_backend):
-            return self._choose_and_route(x, logits, backend), made
-        return self._routed(x, self.router.choose(logits, backend=backend), backend), made
-
-    def _chooses_inside(self, backend: str, linear_backend: str) -> bool:
-        """Whether the call that runs the experts also chooses them, from all there are."""
-        config = self.router.config
-        has_it = backend == linear_backend and backend in OPS["routed_experts"].implementations
-        return has_it and config.topk_group == config.n_group
-
-    def _choose_and_route(self, x: Tensor, logits: Tensor, backend: str) -> Tensor:
-        """Return what the chosen experts make of `x`; the launch ahead is the shared expert's."""
-        config = self.router.config
-        return routed_experts(
-            x,
-            logits,
-            self.router.e_score_correction_bias.to(logits.dtype),
-            **self.stored_experts(),
-            top_k=config.num_experts_per_tok,
-            scaling=config.routed_scaling_factor,
-            is_normalised=config.norm_topk_prob,
-            logits_are_there=True,
-            backend=backend,
-        )
+        routed = self._routed(x, self.router.choose(logits, backend=backend), backend)
+        return routed, shared.down(gated, x.dtype, backend=linear_backend)
 
     def _routed(self, x: Tensor, routing: Choice, backend: str) -> Tensor:
         return grouped_experts(

@@ -22,7 +22,7 @@ from engine.kernels.grouped_experts.cases import INT4
 
 RANK = GroupedExpertsCase("rank", "", 9, 16, 8, 7168, 256, INT4)
 NARROW = replace(RANK, hidden=512)
-NAMES = ("grouped_experts", "routed_experts", "skinny_linear", "draft_tree", "walk_tree")
+NAMES = ("grouped_experts", "skinny_linear", "draft_tree", "walk_tree")
 
 
 def cases_of(name: str, *, is_small: bool) -> tuple:

@@ -32,7 +32,7 @@ def spans_written(problem, cut):
     (M, hidden), P = problem.x.shape, problem.num_pairs
     return {
         "order": 4 * P,
-        "tiles": 4 * (3 * num_tiles(problem, cut) + 1),
+        "tiles": 4 * 3 * num_tiles(problem, cut),
         "ordered_x": 2 * M * hidden,
         "begins": 4 * M * hidden // 32,
         "h": 2 * P * problem.inner,

@@ -26,8 +26,6 @@ from engine.kernels.head_rows import HeadRowsCase, head_rows
 from engine.kernels.mla_rows import OP as _MLA_ROWS
 from engine.kernels.mla_rows import MlaRowsCase, mla_rows
 from engine.kernels.op import Binary, Case, Cost, Kernel, Op, Tolerance
-from engine.kernels.routed_experts import OP as _ROUTED_EXPERTS
-from engine.kernels.routed_experts import RoutedExpertsCase, routed_experts
 from engine.kernels.skinny_linear import OP as _SKINNY_LINEAR
 from engine.kernels.skinny_linear import SkinnyLinearCase, skinny_linear
 from engine.kernels.tree_attention import OP as _TREE_ATTENTION
@@ -48,7 +46,6 @@ OPS: dict[str, Op[Any]] = {
         _TREE_ATTENTION,
         _GROUPED_EXPERTS,
         _CHOOSE_EXPERTS,
-        _ROUTED_EXPERTS,
         _MLA_ROWS,
         _SKINNY_LINEAR,
         _ADD_NORM,
@@ -72,7 +69,6 @@ __all__ = [
     "Kernel",
     "MlaRowsCase",
     "Op",
-    "RoutedExpertsCase",
     "SkinnyLinearCase",
     "Tolerance",
     "TreeAttentionCase",
@@ -91,7 +87,6 @@ __all__ = [
     "ladder_programs",
     "launched_programs",
     "mla_rows",
-    "routed_experts",
     "skinny_linear",
     "tree_attention",
     "walk_tree",

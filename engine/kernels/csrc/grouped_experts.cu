@@ -1,7 +1,6 @@
 // Routed experts with int4 weights in groups of 32 inputs, for rows in bfloat16: four kernels.
 //
-//   prepare   or route, where rows are yet to choose their experts:
-//             pairs (row, choice) by expert, tiles of at most TOKENS pairs of one expert, and x in
+//   prepare   pairs (row, choice) by expert, tiles of at most TOKENS pairs of one expert, and x in
 //             the order of inputs that the matrix instructions below want, with sums by group
 //   gate_up   h = silu(gate x) * up x           a block for a tile and 8 * WIDE * ROW_TILES outputs
 //   down      part = weight * (down h)          a block for a tile and its share of hidden
@@ -34,15 +33,12 @@
 //
 // Macros: TOKENS, of a tile: 8 or 16 - SPLITS, warps that share the inputs of gate_up -
 // WIDE, warps beside each other in outputs - ROW_TILES of such a warp - STAGES of its ring -
-// DOWN_WARPS, DOWN_STAGES, DOWN_ROW_TILES of a turn, and DOWN_TURNS times as many outputs a warp -
-// EXPERTS: 0, or how many there are, for `route` in the place of `prepare`, and BEHIND it: 0 or 1.
+// DOWN_WARPS, DOWN_STAGES, DOWN_ROW_TILES of a turn, and DOWN_TURNS times as many outputs a warp.
 //
 // Source: arXiv 2408.11743 (MARLIN) for weights that stay packed up to the registers of the matrix
 // instruction. That tensor cores take numbers below the smallest normal one as they are: Fasi,
 // Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021.
 #include "ptx.cuh"
-
-static_assert(STAGES >= 2 && DOWN_STAGES >= 2, "a turn is read while the next one is copied");
 
 constexpr int kInputs = 256;  // of a turn of the loops
 constexpr int kGroups = kInputs / 32;
@@ -71,8 +67,7 @@ struct Params {
   const bf16_bits* up_scale;   // [E, inner, hidden / 32]
   const bf16_bits* down_scale; // [E, hidden, inner / 32]
   int* order;                  // [P] pairs by expert
-  int* tiles;                  // [3, num_tiles]: expert (-1: none), first and last entry of order;
-                               // and how many there are
+  int* tiles;                  // [3, num_tiles]: expert (-1: none), first and last entry of order
   bf16_bits* ordered_x;        // [M, hidden], inputs in the order above
   float* begins;               // [M, hidden / 32] where the sums of a group begin
   bf16_bits* h;                // [P, inner] in the order of `order`, inputs in the order above
@@ -83,14 +78,6 @@ struct Params {
   i64 up_expert, up_row, up_scale_expert, up_scale_row;
   i64 down_expert, down_row, down_scale_expert, down_scale_row;
   int M, K, E, hidden, inner, num_tiles, wide_ids;
-  // With EXPERTS:
-  const float* logits;         // [M, E]
-  const float* bias;           // [E]
-  i64* chosen_ids;             // [M, K], which `ids` reads
-  float* chosen_weights;       // [M, K], which `weights` reads
-  i64 logits_row;
-  float scaling;
-  int is_normalised;
 };
 
 __device__ __forceinline__ int expert_of(const Params& p, int row, int choice) {
@@ -260,30 +247,37 @@ __device__ __forceinline__ void word_places(u32 (&places)[kGroups], int lane) {
   for (int i = 0; i < kGroups; ++i) places[i] = g * 128 + ((i ^ g) << 4) + t * 4;
 }
 
-// A piece of eight inputs of a row.
-__device__ __forceinline__ uint4 piece_of(const Params& p, int piece) {
-  const int eights = p.hidden / 8, row = piece / eights;
-  return *reinterpret_cast<const uint4*>(p.x + row * p.x_row + (piece - row * eights) * 8);
-}
-
-// Write a piece of eight inputs of a row in the order of the instructions, and its share of the sums.
-__device__ __forceinline__ void write_ordered(const Params& p, int piece, const uint4& v) {
-  uint4 o;
-  o.x = scaled(__byte_perm(v.x, v.z, 0x5410), kEven);
-  o.y = scaled(__byte_perm(v.x, v.z, 0x7632), kOdd);
-  o.z = scaled(__byte_perm(v.y, v.w, 0x5410), kEven);
-  o.w = scaled(__byte_perm(v.y, v.w, 0x7632), kOdd);
-  reinterpret_cast<uint4*>(p.ordered_x)[piece] = o;
-  const float begin = over_group(begin_of(o));  // of whole warps: hidden / 8 is a multiple of 32
-  if (piece % 4 == 0) p.begins[piece / 4] = begin;
-}
-
-// Write the tiles of one expert and the pairs that chose it; `expert_at` says who a pair chose.
-template <class ExpertAt>
-__device__ __forceinline__ void write_tables(const Params& p, const int* counts, int expert, int lane,
-                                             ExpertAt expert_at) {
+// A warp an expert: its pairs in their order, its tiles. Every block counts all ids for itself, so
+// that none waits for another.
+extern "C" __global__ void __launch_bounds__(32 * kPrepareWarps)
+    prepare(const __grid_constant__ Params p) {
+  __shared__ int counts[kMostExperts];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int num_pairs = p.M * p.K;
+  for (int e = threadIdx.x; e < p.E; e += blockDim.x) counts[e] = 0;
+  __syncthreads();
+  for (int pair = threadIdx.x; pair < num_pairs; pair += blockDim.x) {
+    const int expert = expert_of(p, pair / p.K, pair % p.K);
+    if (expert >= 0) atomicAdd(&counts[expert], 1);
+  }
+  const i64 pieces = static_cast<i64>(p.M) * (p.hidden / 8);
+  for (i64 piece = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x; piece < pieces;
+       piece += static_cast<i64>(gridDim.x) * blockDim.x) {
+    const i64 row = piece / (p.hidden / 8), eight = piece - row * (p.hidden / 8);
+    const uint4 v = *reinterpret_cast<const uint4*>(p.x + row * p.x_row + eight * 8);
+    uint4 o;
+    o.x = scaled(__byte_perm(v.x, v.z, 0x5410), kEven);
+    o.y = scaled(__byte_perm(v.x, v.z, 0x7632), kOdd);
+    o.z = scaled(__byte_perm(v.y, v.w, 0x5410), kEven);
+    o.w = scaled(__byte_perm(v.y, v.w, 0x7632), kOdd);
+    reinterpret_cast<uint4*>(p.ordered_x)[piece] = o;
+    const float begin = over_group(begin_of(o));  // of whole warps: hidden / 8 is a multiple of 32
+    if (piece % 4 == 0) p.begins[piece / 4] = begin;
+  }
+  __syncthreads();
+  const int expert = blockIdx.x * kPrepareWarps + warp;
   if (expert >= p.E) return;
-  const int own = counts[expert], num_pairs = p.M * p.K;
+  const int own = counts[expert];
   if (own == 0 && expert != p.E - 1) return;
   int start = 0, first_tile = 0;
   for (int e = lane; e < expert; e += 32) {
@@ -298,133 +292,18 @@ __device__ __forceinline__ void write_tables(const Params& p, const int* counts,
     p.tiles[p.num_tiles + first_tile + i] = start + i * TOKENS;
     p.tiles[2 * p.num_tiles + first_tile + i] = min(start + (i + 1) * TOKENS, start + own);
   }
-  if (expert == p.E - 1) {  // what no expert fills
+  if (expert == p.E - 1)  // what no expert fills
     for (int i = first_tile + own_tiles + lane; i < p.num_tiles; i += 32) p.tiles[i] = -1;
-    if (lane == 0) p.tiles[3 * p.num_tiles] = first_tile + own_tiles;
-  }
   if (own == 0) return;
   int place = start;
   for (int first = 0; first < num_pairs; first += 32) {
     const int pair = first + lane;
-    const bool is_own = pair < num_pairs && expert_at(pair) == expert;
+    const bool is_own = pair < num_pairs && expert_of(p, pair / p.K, pair % p.K) == expert;
     const u32 those = __ballot_sync(~0u, is_own);
     if (is_own) p.order[place + __popc(those & ((1u << lane) - 1))] = pair;
     place += __popc(those);
   }
 }
-
-#if EXPERTS == 0
-
-// A warp an expert: its pairs in their order, its tiles. Every block counts all ids for itself, so
-// that none waits for another.
-extern "C" __global__ void __launch_bounds__(32 * kPrepareWarps)
-    prepare(const __grid_constant__ Params p) {
-  __shared__ int counts[kMostExperts];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  grid_wait();
-  for (int e = threadIdx.x; e < p.E; e += blockDim.x) counts[e] = 0;
-  __syncthreads();
-  for (int pair = threadIdx.x; pair < p.M * p.K; pair += blockDim.x) {
-    const int expert = expert_of(p, pair / p.K, pair % p.K);
-    if (expert >= 0) atomicAdd(&counts[expert], 1);
-  }
-  for (int piece = blockIdx.x * blockDim.x + threadIdx.x; piece < p.M * (p.hidden / 8);
-       piece += gridDim.x * blockDim.x)
-    write_ordered(p, piece, piece_of(p, piece));
-  __syncthreads();
-  write_tables(p, counts, blockIdx.x * kPrepareWarps + warp, lane,
-               [&](int pair) { return expert_of(p, pair / p.K, pair % p.K); });
-}
-
-#else
-
-constexpr int kOwnExperts = (EXPERTS + 31) / 32;  // of a lane
-constexpr int kMostPairs = 1024;
-constexpr float kScoreSumEps = 1e-20f;
-
-// Floats in the order of unsigned numbers above 0.
-__device__ __forceinline__ u32 in_order(float x) {
-  const u32 bits = __float_as_uint(x);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-// What one row chooses, by one warp: K times the best of what is left, equals to the lower expert, what
-// is no number never. Choice k and its weight are in lane k; EXPERTS stands for none.
-__device__ __forceinline__ int choose(const Params& p, int row, int lane, float& weight) {
-  float scores[kOwnExperts], priorities[kOwnExperts];
-#pragma unroll
-  for (int i = 0; i < kOwnExperts; ++i) {
-    const int e = lane + 32 * i;
-    const float logit = e < EXPERTS ? p.logits[row * p.logits_row + e] : 0.0f;
-    scores[i] = 1.0f / (1.0f + __expf(-logit));
-    priorities[i] = e < EXPERTS ? scores[i] + p.bias[e] : -kInfinity;
-  }
-  int own = EXPERTS;
-  float own_score = 0.0f, total = 0.0f;
-  for (int k = 0; k < p.K; ++k) {
-    float best = -kInfinity, best_score = 0.0f;
-    int at = EXPERTS;
-#pragma unroll
-    for (int i = 0; i < kOwnExperts; ++i)
-      if (priorities[i] > best) {
-        best = priorities[i];
-        best_score = scores[i];
-        at = lane + 32 * i;
-      }
-    const u32 key = at < EXPERTS ? in_order(best) : 0u, most = __reduce_max_sync(~0u, key);
-    const u32 here = key == most && at < EXPERTS ? at : EXPERTS;
-    const int expert = static_cast<int>(__reduce_min_sync(~0u, here));
-    const float score = __shfl_sync(~0u, best_score, expert & 31);
-    if (expert < EXPERTS) total += score;
-    if (lane == k) {
-      own = expert;
-      own_score = expert < EXPERTS ? score : 0.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kOwnExperts; ++i)
-      if (lane + 32 * i == expert) priorities[i] = -kInfinity;
-  }
-  weight = (p.is_normalised ? own_score / (total + kScoreSumEps) : own_score) * p.scaling;
-  return own;
-}
-
-// As `prepare`, of rows that choose here: every block chooses for all rows, and the first one tells.
-// BEHIND: what is read was there before the launch ahead let this one start, whose end is only waited
-// for last.
-extern "C" __global__ void __launch_bounds__(32 * kPrepareWarps)
-    route(const __grid_constant__ Params p) {
-  __shared__ int counts[kMostExperts];
-  __shared__ short chosen[kMostPairs];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  if (!BEHIND) grid_wait();
-  const int pieces = p.M * (p.hidden / 8);
-  int piece = blockIdx.x * blockDim.x + threadIdx.x;
-  uint4 eight = make_uint4(0, 0, 0, 0);
-  if (piece < pieces) eight = piece_of(p, piece);
-  for (int e = threadIdx.x; e < EXPERTS; e += blockDim.x) counts[e] = 0;
-  __syncthreads();
-  for (int row = warp; row < p.M; row += kPrepareWarps) {
-    float weight;
-    const int expert = choose(p, row, lane, weight), at = row * p.K + lane;
-    if (lane >= p.K) continue;
-    chosen[at] = static_cast<short>(expert);
-    if (expert < EXPERTS) atomicAdd(&counts[expert], 1);
-    if (blockIdx.x > 0) continue;
-    p.chosen_ids[at] = expert;
-    p.chosen_weights[at] = weight;
-  }
-  while (piece < pieces) {
-    write_ordered(p, piece, eight);
-    piece += gridDim.x * blockDim.x;
-    if (piece < pieces) eight = piece_of(p, piece);
-  }
-  __syncthreads();
-  write_tables(p, counts, blockIdx.x * kPrepareWarps + warp, lane,
-               [&](int pair) { return static_cast<int>(chosen[pair]); });
-  if (BEHIND) grid_wait();
-}
-
-#endif
 
 // Wait for the copies of a turn; then all that share its tokens have finished the turn before.
 __device__ __forceinline__ void turn_is_there(int split) {
@@ -435,43 +314,6 @@ __device__ __forceinline__ void turn_is_there(int split) {
   }
 }
 
-// What is open of a tile and a share of its outputs: where its weights and its tokens are copied from.
-struct Item {
-  Copies<ROW_TILES> copies;
-  int begin, end, first_output;
-  int row_here;  // of the tile's token `lane`
-};
-
-__device__ __forceinline__ void open_item(const Params& p, int index, int split, int beside, int lane,
-                                          Item& item) {
-  const int per_tile = p.inner / (8 * WIDE * ROW_TILES), tile_index = index / per_tile;
-  const Tile tile(p, tile_index);
-  item.begin = tile.begin;
-  item.end = tile.end;
-  item.first_output = ((index - tile_index * per_tile) * WIDE + beside) * ROW_TILES * 8;
-  const int count = tile.end - tile.begin;
-  item.row_here = lane < count ? p.order[tile.begin + lane] / p.K : 0;
-  Copies<ROW_TILES>& copies = item.copies;
-  const i64 expert = tile.expert, output = item.first_output;
-  const u32* gate = p.gate + expert * p.gate_expert + (output + (lane >> 3)) * p.gate_row;
-  const u32* up = p.up + expert * p.up_expert + (output + (lane >> 3)) * p.up_row;
-#pragma unroll
-  for (int r = 0; r < ROW_TILES; ++r) {
-    copies.low[r] = reinterpret_cast<const unsigned char*>(gate + r * 8 * p.gate_row) + (lane & 7) * 16;
-    copies.high[r] = reinterpret_cast<const unsigned char*>(up + r * 8 * p.up_row) + (lane & 7) * 16;
-  }
-  const i64 row = output + (lane & 7) + (ROW_TILES > 1 ? lane >> 4 : 0) * 8;
-  const bf16_bits* scales = lane & 8 ? p.up_scale + expert * p.up_scale_expert + row * p.up_scale_row
-                                     : p.gate_scale + expert * p.gate_scale_expert + row * p.gate_scale_row;
-  const i64 sixteen = 16 * (lane & 8 ? p.up_scale_row : p.gate_scale_row);
-#pragma unroll
-  for (int two = 0; two < (ROW_TILES + 1) / 2; ++two)
-    copies.scales[two] = reinterpret_cast<const unsigned char*>(scales + two * sixteen);
-  copies.skip(split * (kInputs / 2), split * kGroups * 2);
-}
-
-// A block takes every gridDim.x-th item. The first turns of the next one are on their way while the
-// splits of an item are summed, beside the ring.
 extern "C" __global__ void __launch_bounds__(32 * SPLITS * WIDE)
     gate_up(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char smem[];
@@ -479,115 +321,121 @@ extern "C" __global__ void __launch_bounds__(32 * SPLITS * WIDE)
   constexpr int kRing = kShared + WIDE * ROW_TILES * kTileBytes;  // of a split's stage
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
   const int split = warp / WIDE, beside = warp - split * WIDE;
-  const int turns = (p.hidden / kInputs - split + SPLITS - 1) / SPLITS;
-  const u32 ring = shared_address(smem) + split * STAGES * kRing;
-  const u32 tiles = ring + kShared + beside * ROW_TILES * kTileBytes;
-  float* splits = reinterpret_cast<float*>(smem + SPLITS * STAGES * kRing);
-  u32 places[kGroups];
-  word_places(places, lane);
   grid_wait();
   grid_let_next_start();
+  const Tile tile(p, blockIdx.y);
+  if (tile.expert < 0) return;
+  const int turns = (p.hidden / kInputs - split + SPLITS - 1) / SPLITS;
+  const int first_output = (blockIdx.x * WIDE + beside) * ROW_TILES * 8;
+  const u32 ring = shared_address(smem) + split * STAGES * kRing;
+  const u32 tiles = ring + kShared + beside * ROW_TILES * kTileBytes;
 
-  const int items = uniform(p.tiles[3 * p.num_tiles] * (p.inner / (8 * WIDE * ROW_TILES)));
-  int index = blockIdx.x;
-  if (index >= items) return;
+  Copies<ROW_TILES> copies;
+  copies.to = tiles;
+  copies.four_low = 16 * p.gate_row;
+  copies.four_high = 16 * p.up_row;
+  {
+    const i64 expert = tile.expert, output = first_output;
+    const u32* gate = p.gate + expert * p.gate_expert + (output + (lane >> 3)) * p.gate_row;
+    const u32* up = p.up + expert * p.up_expert + (output + (lane >> 3)) * p.up_row;
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r) {
+      copies.low[r] = reinterpret_cast<const unsigned char*>(gate + r * 8 * p.gate_row) + (lane & 7) * 16;
+      copies.high[r] = reinterpret_cast<const unsigned char*>(up + r * 8 * p.up_row) + (lane & 7) * 16;
+    }
+    const i64 row = output + (lane & 7) + (ROW_TILES > 1 ? lane >> 4 : 0) * 8;
+    const bf16_bits* scales = lane & 8 ? p.up_scale + expert * p.up_scale_expert + row * p.up_scale_row
+                                       : p.gate_scale + expert * p.gate_scale_expert + row * p.gate_scale_row;
+    const i64 sixteen = 16 * (lane & 8 ? p.up_scale_row : p.gate_scale_row);
+#pragma unroll
+    for (int two = 0; two < (ROW_TILES + 1) / 2; ++two)
+      copies.scales[two] = reinterpret_cast<const unsigned char*>(scales + two * sixteen);
+    copies.skip(split * (kInputs / 2), split * kGroups * 2);
+  }
+  // Rows of the tile's tokens, in the lanes.
+  const int count = uniform(tile.end - tile.begin);
+  const int row_here = lane < count ? p.order[tile.begin + lane] / p.K : 0;
   const int groups = p.hidden / 32;
-  Item item;
-  item.copies.to = tiles;
-  item.copies.four_low = 16 * p.gate_row;
-  item.copies.four_high = 16 * p.up_row;
-  int count = 0, copied = 0;  // the item's tokens; the turn whose copies are next
+  int copied = split;  // the turn whose copies are next
   const auto copy_next = [&](u32 stage) {
-    item.copies.next(stage, lane);
-    item.copies.skip((SPLITS - 1) * (kInputs / 2), (SPLITS - 1) * kGroups * 2);
+    copies.next(stage, lane);
+    copies.skip((SPLITS - 1) * (kInputs / 2), (SPLITS - 1) * kGroups * 2);
     const u32 to = ring + stage + (lane >> 2) * kPiece + (lane & 3) * 16;
     const u32 to_begins = ring + stage + kTokenBytes + lane * TOKENS * 4;
 #pragma unroll 1
     for (int k = beside; k < count; k += WIDE) {
-      const i64 row = __shfl_sync(~0u, item.row_here, k);
+      const i64 row = __shfl_sync(~0u, row_here, k);
       copy_16_always(to + k / 8 * kColumnBytes + k % 8 * 64,
                      p.ordered_x + row * p.hidden + copied * kInputs + lane * 8);
       if (lane < kGroups) copy_4(to_begins + k * 4, p.begins + row * groups + copied * kGroups + lane);
     }
     copied += SPLITS;
   };
-  const auto open = [&] {
-    open_item(p, index, split, beside, lane, item);
-    count = uniform(item.end - item.begin);
-    copied = split;
-#pragma unroll
-    for (int ahead = 0; ahead < STAGES - 1; ++ahead) {
-      if (ahead < turns) copy_next(ahead * kRing);
-      copies_commit();
-    }
-  };
 
-  open();
+  int ahead = 0;
+#pragma unroll
+  for (; ahead < STAGES - 1; ++ahead) {
+    if (ahead < turns) copy_next(ahead * kRing);
+    copies_commit();
+  }
+  u32 places[kGroups];
+  word_places(places, lane);
+  Quad sums[ROW_TILES][kColumns] = {};
+  u32 stage = 0, next = (STAGES - 1) * kRing;
 #pragma unroll 1
-  while (true) {
-    Quad sums[ROW_TILES][kColumns] = {};
-    u32 stage = 0, next = (STAGES - 1) * kRing;
-#pragma unroll 1
-    for (int turn = 0; turn < turns; ++turn) {
-      copies_wait<STAGES - 2>();
-      turn_is_there(split);
-      if (turn + STAGES - 1 < turns) copy_next(next);
-      copies_commit();
-      const u32 from = ring + stage + lane * 16, begin_at = ring + stage + kTokenBytes + 8 * t;
-      const auto piece = [&](int j, int i) { return shared_16(from + j * kColumnBytes + i * kPiece); };
-      const auto begin = [&](int j, int i) { return shared_8(begin_at + (i * TOKENS + j * 8) * 4); };
-      multiply_turn<ROW_TILES>(sums, tiles + stage, places, lane, piece, begin);
-      next = stage;
-      stage = stage == (STAGES - 1) * kRing ? 0 : stage + kRing;
-    }
+  for (int turn = 0; turn < turns; ++turn, ++ahead) {
+    copies_wait<STAGES - 2>();
+    turn_is_there(split);
+    if (ahead < turns) copy_next(next);
+    copies_commit();
+    const u32 from = ring + stage + lane * 16, begin_at = ring + stage + kTokenBytes + 8 * t;
+    const auto piece = [&](int j, int i) { return shared_16(from + j * kColumnBytes + i * kPiece); };
+    const auto begin = [&](int j, int i) { return shared_8(begin_at + (i * TOKENS + j * 8) * 4); };
+    multiply_turn<ROW_TILES>(sums, tiles + stage, places, lane, piece, begin);
+    next = stage;
+    stage = stage == (STAGES - 1) * kRing ? 0 : stage + kRing;
+  }
 
-    const int first_slot = item.begin, last_slot = item.end, first_output = item.first_output;
-    index += gridDim.x;
-    if (index < items) {
-      turn_is_there(split);  // all have read what the next copies write over
-      open();
-    }
-    // The splits' sums in their order.
-    if (SPLITS > 1) {
-      const auto place = [&](int s, int r, int j, int i) {
-        return ((((s * WIDE + beside) * ROW_TILES + r) * kColumns + j) * 4 + i) * 32 + lane;
-      };
-      if (split > 0)
-#pragma unroll
-        for (int r = 0; r < ROW_TILES; ++r)
-#pragma unroll
-          for (int j = 0; j < kColumns; ++j)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) splits[place(split - 1, r, j, i)] = sums[r][j].x[i];
-      __syncthreads();
-      if (split == 0)
-#pragma unroll
-        for (int r = 0; r < ROW_TILES; ++r)
-#pragma unroll
-          for (int j = 0; j < kColumns; ++j)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-#pragma unroll
-              for (int s = 0; s < SPLITS - 1; ++s) sums[r][j].x[i] += splits[place(s, r, j, i)];
-      if (index < items) __syncthreads();  // before the next item's
-    }
-    if (split == 0)
+  // The splits' sums in their order.
+  if (SPLITS > 1) {
+    copies_wait<0>();
+    __syncthreads();
+    float* shared = reinterpret_cast<float*>(smem);
+    const auto place = [&](int s, int r, int j, int i) {
+      return ((((s * WIDE + beside) * ROW_TILES + r) * kColumns + j) * 4 + i) * 32 + lane;
+    };
+    if (split > 0)
 #pragma unroll
       for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
         for (int j = 0; j < kColumns; ++j)
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const int slot = first_slot + j * 8 + 2 * t + i;
-            const float gate = sums[r][j].x[i] * kUndo, up = sums[r][j].x[2 + i] * kUndo;
-            const float h = gate / (1.0f + __expf(-gate)) * up;
-            const float rounded = __uint_as_float(pack_bf16(0.0f, h));
-            if (slot < last_slot)
-              p.h[static_cast<i64>(slot) * p.inner + first_output + r * 8 + ordered(g)] =
-                  bf16_rounded(rounded * (g & 1 ? kOdd : kEven));
-          }
-    if (index >= items) return;
+          for (int i = 0; i < 4; ++i) shared[place(split - 1, r, j, i)] = sums[r][j].x[i];
+    __syncthreads();
+    if (split > 0) return;
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r)
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+#pragma unroll
+          for (int s = 0; s < SPLITS - 1; ++s) sums[r][j].x[i] += shared[place(s, r, j, i)];
   }
+#pragma unroll
+  for (int r = 0; r < ROW_TILES; ++r)
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int slot = tile.begin + j * 8 + 2 * t + i;
+        const float gate = sums[r][j].x[i] * kUndo, up = sums[r][j].x[2 + i] * kUndo;
+        const float h = gate / (1.0f + __expf(-gate)) * up;
+        const float rounded = __uint_as_float(pack_bf16(0.0f, h));
+        if (slot < tile.end)
+          p.h[static_cast<i64>(slot) * p.inner + first_output + r * 8 + ordered(g)] =
+              bf16_rounded(rounded * (g & 1 ? kOdd : kEven));
+      }
 }
 
 extern "C" __global__ void __launch_bounds__(32 * DOWN_WARPS)
@@ -705,7 +553,6 @@ extern "C" __global__ void __launch_bounds__(32 * DOWN_WARPS)
 extern "C" __global__ void __launch_bounds__(128) combine(const __grid_constant__ Params p) {
   constexpr int kAtOnce = 8;
   const int row = blockIdx.y, dim = (blockIdx.x * 128 + threadIdx.x) * kCombined;
-  grid_let_next_start();
   grid_wait();
   if (dim >= p.hidden) return;
   const float* parts = p.parts + static_cast<i64>(row) * p.K * p.hidden + dim;

@@ -15,12 +15,12 @@ import torch
 
 from engine.errors import BackendError
 from engine.kernels.cubin import CudaKernel, Launch, compile_cubin
-from engine.kernels.machine import arch_of, check_arch, num_sms
+from engine.kernels.machine import arch_of, check_arch
 from engine.kernels.op import Binary, Kernel
 from engine.kernels.operands import COPY_BYTES, is_copyable, room
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 SOURCE = "grouped_experts.cu"
 ARCHS = (90, 100, 120)
 NARROW_ARCHS = (120,)  # 99 KB of shared memory, others have 227
-SHARED_BYTES = 227 * 1024
 GROUP = 32  # inputs that share a scale
 INPUTS = 256  # of a turn of the kernels' loops
 MOST_EXPERTS = 1024
@@ -55,8 +54,6 @@ class Cut:
     down_row_tiles: int = 2  # of 16 outputs, of a turn
     down_turns: int = 7  # of a warp, each of a whole row of inputs
     down_stages: int = 3
-    experts: int = 0  # that rows choose from in the first launch; 0: they have chosen
-    behind: int = 0  # 1: which waits last for the launch ahead
 
     @property
     def outputs(self) -> int:
@@ -70,11 +67,9 @@ class Cut:
 
     @property
     def shared_bytes(self) -> int:
-        """Of a block of gate_up: a ring for each split, and the sums of all but the first."""
+        """Of a block of gate_up: a ring for each split."""
         tokens = self.tokens * (TOKEN_BYTES + INPUTS // GROUP * 4)
-        ring = self.stages * (tokens + self.wide * self.row_tiles * TILE_BYTES)
-        sums = self.wide * self.row_tiles * ROWS * self.tokens * 4
-        return self.splits * ring + (self.splits - 1) * sums
+        return self.splits * self.stages * (tokens + self.wide * self.row_tiles * TILE_BYTES)
 
     def down_shared_bytes(self, inner: int) -> int:
         """Of a block of down: what goes in of all its tokens, and a ring for each warp."""
@@ -82,18 +77,12 @@ class Cut:
         return self.tokens * (inner * 2 + inner // GROUP * 4) + self.down_warps * ring
 
     @property
-    def fills_sm(self) -> bool:
-        """Whether an SM has room for one block of gate_up alone."""
-        return 2 * self.shared_bytes > SHARED_BYTES
-
-    @property
     def macros(self) -> dict[str, int]:
         """What the source is compiled with."""
         return {name.upper(): getattr(self, name) for name in self.__dataclass_fields__}
 
 
-FEW = Cut(tokens=8, splits=7, wide=2, row_tiles=2, stages=2)
-NARROW = Cut(tokens=8, splits=2, wide=2, row_tiles=2, stages=2)
+FEW = Cut(tokens=8, splits=2, wide=2, row_tiles=2, stages=2)
 MANY = Cut(tokens=16, splits=1, wide=4, row_tiles=2, stages=2, down_turns=4)
 
 
@@ -114,40 +103,25 @@ class Params(ctypes.Structure):
         *((name, ctypes.c_int) for name in (
             "M", "K", "E", "hidden", "inner", "num_tiles", "wide_ids",
         )),
-        *((name, ctypes.c_void_p) for name in (
-            "logits", "bias", "chosen_ids", "chosen_weights",
-        )),
-        ("logits_row", ctypes.c_longlong),
-        ("scaling", ctypes.c_float),
-        ("is_normalised", ctypes.c_int),
     )  # fmt: skip
 
 
 def run(problem: Problem) -> None:
-    """Write `out` in four launches, each queued while the one before ends."""
+    """Write `out` in four launches, each but the first queued while the one before ends."""
     check(problem)
     device = problem.x.device
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream(device)
         cut = cut_of(problem, arch_of(device))
-        queue(problem, cut, loaded(device, cut, problem.inner), stream)
+        queue(problem, cut, _kernels(device, cut, problem.inner), stream)
 
 
 def queue(
-    problem: Problem,
-    cut: Cut,
-    kernels: Sequence[CudaKernel],
-    stream: torch.cuda.Stream,
-    more: Mapping[str, int | float] | None = None,
+    problem: Problem, cut: Cut, kernels: Sequence[CudaKernel], stream: torch.cuda.Stream
 ) -> None:
-    """Queue the launches on memory that is held until the last one is queued.
-
-    `more` are fields of the parameters beyond those of a problem.
-    """
+    """Queue the launches on memory that is held until the last one is queued."""
     memory = room(problem.workspace, sum(_sizes(problem, cut)), problem.x.device, is_aligned=True)
     params = _params(problem, cut, memory)
-    for name, value in (more or {}).items():
-        setattr(params, name, value)
     for kernel, launch in zip(kernels, launches(problem, cut), strict=True):
         kernel.launch(params, launch, stream)
 
@@ -156,7 +130,7 @@ def check(problem: Problem) -> None:
     """Refuse what the kernels cannot run."""
     x = problem.x
     check_arch(x.device, ARCHS, "moe backend cuda")
-    check_rows(problem)
+    _check_rows(problem)
     operands = {"x": x, "out": problem.out}
     for name, projection in _projections(problem):
         operands |= {name: projection.values, f"{name}_scale": _scale(projection)}
@@ -168,8 +142,7 @@ def check(problem: Problem) -> None:
             )
 
 
-def check_rows(problem: Problem) -> None:
-    """Refuse dtypes, groups and widths that the kernels cannot take."""
+def _check_rows(problem: Problem) -> None:
     if problem.x.dtype != torch.bfloat16:
         raise BackendError(f"moe backend cuda: expected bfloat16 rows, got {problem.x.dtype}")
     for name, projection in _projections(problem):
@@ -205,9 +178,8 @@ def _scale(projection: Projection) -> Tensor:
 
 def cut_of(problem: Problem, arch: int) -> Cut:
     """Choose tiles that hold twice the mean number of tokens of an expert: most experts are one."""
-    if arch in NARROW_ARCHS:
-        return NARROW
-    return FEW if 2 * problem.num_pairs <= MANY.tokens * problem.num_experts else MANY
+    is_few = 2 * problem.num_pairs <= MANY.tokens * problem.num_experts
+    return FEW if is_few or arch in NARROW_ARCHS else MANY
 
 
 def num_tiles(problem: Problem, cut: Cut) -> int:
@@ -221,13 +193,9 @@ def launches(problem: Problem, cut: Cut) -> tuple[Launch, ...]:
     M, hidden = problem.x.shape
     tiles, inner = num_tiles(problem, cut), problem.inner
     return (
+        Launch((-(-problem.num_experts // PREPARE_WARPS), 1, 1), 32 * PREPARE_WARPS),
         Launch(
-            (-(-problem.num_experts // PREPARE_WARPS), 1, 1),
-            32 * PREPARE_WARPS,
-            follows_early=True,
-        ),
-        Launch(
-            (_gate_up_blocks(problem, cut), 1, 1),
+            (inner // cut.outputs, tiles, 1),
             32 * cut.splits * cut.wide,
             cut.shared_bytes,
             follows_early=True,
@@ -246,15 +214,10 @@ def launches(problem: Problem, cut: Cut) -> tuple[Launch, ...]:
     )
 
 
-def _gate_up_blocks(problem: Problem, cut: Cut) -> int:
-    """Blocks of gate_up: where they fill an SM one each, and they go on; else one an item."""
-    items = problem.inner // cut.outputs * num_tiles(problem, cut)
-    return min(items, num_sms(problem.x.device)) if cut.fills_sm else items
-
-
 def programs(problem: Problem) -> int:
     """Blocks of the launch that reads gate and up."""
-    return launches(problem, cut_of(problem, arch_of(problem.x.device)))[1].grid[0]
+    x, y, z = launches(problem, cut_of(problem, arch_of(problem.x.device)))[1].grid
+    return x * y * z
 
 
 def workspace_size(problem: Problem) -> int:
@@ -266,21 +229,17 @@ def _sizes(problem: Problem, cut: Cut) -> tuple[int, ...]:
     """Of order, tiles, the ordered rows, their sums, h and parts, in numbers of 4 bytes."""
     (M, hidden), P = problem.x.shape, problem.num_pairs
     rows, sums = M * hidden // 2, M * hidden // GROUP
-    sizes = (P, 3 * num_tiles(problem, cut) + 1, rows, sums, P * problem.inner // 2, P * hidden)
+    sizes = (P, 3 * num_tiles(problem, cut), rows, sums, P * problem.inner // 2, P * hidden)
     return tuple(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
 
 
 def kernels(problem: Problem, arch: int) -> tuple[Kernel, ...]:
     """Return what is launched for a problem; nothing for weights the kernels do not take."""
     try:
-        check_rows(problem)
+        _check_rows(problem)
     except BackendError:
         return ()
-    return kernels_of(problem, cut_of(problem, arch), arch)
-
-
-def kernels_of(problem: Problem, cut: Cut, arch: int) -> tuple[Kernel, ...]:
-    """Return what is launched with a cut."""
+    cut = cut_of(problem, arch)
     shared = {"gate_up": cut.shared_bytes, "down": cut.down_shared_bytes(problem.inner)}
 
     def kernel(name: str) -> Kernel:
@@ -290,20 +249,18 @@ def kernels_of(problem: Problem, cut: Cut, arch: int) -> tuple[Kernel, ...]:
 
         return Kernel(name, arch, (SOURCE, cut), build)
 
-    return tuple(map(kernel, names(cut)))
-
-
-def names(cut: Cut) -> tuple[str, ...]:
-    """Return the kernels that are launched, in their order."""
-    return ("route" if cut.experts else "prepare", "gate_up", "down", "combine")
+    return tuple(map(kernel, ("prepare", "gate_up", "down", "combine")))
 
 
 @cache
-def loaded(device: torch.device, cut: Cut, inner: int) -> tuple[CudaKernel, ...]:
-    """Return the kernels of a cut on a device, in their order."""
+def _kernels(device: torch.device, cut: Cut, inner: int) -> tuple[CudaKernel, ...]:
     cubin = compile_cubin(SOURCE, arch=f"sm_{arch_of(device)}", macros=cut.macros)
-    shared = {"gate_up": cut.shared_bytes, "down": cut.down_shared_bytes(inner)}
-    return tuple(CudaKernel(cubin, name, shared_bytes=shared.get(name, 0)) for name in names(cut))
+    return (
+        CudaKernel(cubin, "prepare"),
+        CudaKernel(cubin, "gate_up", shared_bytes=cut.shared_bytes),
+        CudaKernel(cubin, "down", shared_bytes=cut.down_shared_bytes(inner)),
+        CudaKernel(cubin, "combine"),
+    )
 
 
 def _params(problem: Problem, cut: Cut, memory: Tensor) -> Params:
