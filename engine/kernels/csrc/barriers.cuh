@@ -46,8 +46,3 @@ __device__ __forceinline__ void arrive_with_copy(u32 barrier, u32 to, const void
       "l"(from), "r"(bytes), "r"(barrier)
       : "memory");
 }
-
-// Bring so many bytes near, to L2.
-__device__ __forceinline__ void prefetch_row(const void* from, u32 bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}

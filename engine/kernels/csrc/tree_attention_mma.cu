@@ -30,15 +30,11 @@
 // FlashMLA docs/20250422-new-kernel-deep-dive.md (value from the key tile), FlashAttention-4 (rescaling
 // only beyond a threshold).
 //
-// Compile-time: ROWS (8..40, a multiple of 8), PAGE_SIZE, HYBRID (tree rows beside the pages), AHEAD
-// (steps that a row is brought to L2 before it is copied, up to 8), SHARED_BYTES (what the launch asks
-// for, to be compared).
+// Compile-time: ROWS (8..40, a multiple of 8), PAGE_SIZE, HYBRID (tree rows beside the pages),
+// SHARED_BYTES (what the launch asks for, to be compared).
 
 #ifndef ROWS
 #define ROWS 40
-#endif
-#ifndef AHEAD
-#define AHEAD 2
 #endif
 #define BLOCK_ROWS ROWS
 
@@ -110,14 +106,6 @@ struct Copies {
     next_page = page_in(step / 8 + 1);
   }
 
-  // Bring a step to L2 whose pages are known while those of `block` are copied.
-  __device__ __forceinline__ void bring_near(int step, int block) const {
-    if (step >= 2 * piece.last || (threadIdx.x & 31) / 4 != step % 8) return;
-    const bf16_bits* from =
-        row(step).address(p, piece.sequence, step / 8 == block ? page : next_page);
-    if (from) prefetch_row(from, kRowBytes);
-  }
-
   // Copy a step that comes after `last` to a stage that nobody reads any more.
   __device__ __forceinline__ void start(int last, int step, u32 stage) {
     if (step / 8 != last / 8) {
@@ -131,7 +119,6 @@ struct Copies {
     const u32 dead = __ballot_sync(~0u, is_own && !from) >> first;
     if (is_own && from)
       arrive_with_copy(barrier, shared + stage * kStageBytes + own * kRowPitch, from, kRowBytes);
-    if (AHEAD > 0) bring_near(step + AHEAD, step / 8);
     if (!dead) return;
     for (int i = lane; i < 4 * (kRowBytes / 16); i += 32) {
       const int k = i / (kRowBytes / 16), unit = i - k * (kRowBytes / 16);
@@ -386,8 +373,6 @@ extern "C" __global__ void __launch_bounds__(32 * kWarps, 1)
     copies.begin(step);
     fence_async_proxy();
     __syncthreads();  // the barriers are there, the last rows have gone out
-#pragma unroll
-    for (int ahead = 1; ahead < AHEAD; ++ahead) copies.bring_near(step + ahead, step / 8);
     copies.start(step, step, count % kStages);
     queries.load(p, piece);
     softmax.reset();
