@@ -67,7 +67,8 @@ def run(name: str, problem: Problem) -> None:
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream(device)
         cut = cut_of(name, problem, arch_of(device))
-        params = _params(problem, *_partial_results(name, problem))
+        partial = _partial_results(name, problem)  # held until the last launch is queued
+        params = _params(problem, *partial)
         attend, merge = _kernels(device, cut, tuple(macros(problem, cut).items()))
         launch = Launch((num_sms(device), 1, 1), cut.num_threads, cut.shared_bytes)
         attend.launch(params, launch, stream)
