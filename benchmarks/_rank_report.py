@@ -28,7 +28,9 @@ class Row:
     commit_length: int
     step_times_s: tuple[float, ...]
     stages_s: dict[str, float]
-    floors_s: dict[str, float]
+    floors_s: dict[str, float]  # of what the step reads, the experts that its rows chose
+    experts_hit: float  # of a layer, the mean
+    experts_expected: float  # the same if rows chose independently
     prefill_tokens: int
     prefill_s: float  # of that many tokens behind the context, the target's pass alone
 
@@ -49,6 +51,10 @@ class Row:
         yield (
             f"{self.context:8} {self.backend:14} {self.step_s * 1e3:9.3f} "
             f"{self.floor_s * 1e3:7.3f} {self.step_s / self.floor_s:6.2f}  {parts}"
+        )
+        yield (
+            f"{'':8} experts of a layer: {self.experts_hit:.1f} hit, "
+            f"{self.experts_expected:.1f} if rows chose independently"
         )
         if self.prefill_tokens:
             rate = self.prefill_tokens / self.prefill_s

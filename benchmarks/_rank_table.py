@@ -42,7 +42,9 @@ from engine import (
     resident_bytes,
     stage_costs,
 )
+from engine.cost import expected_experts_hit
 from engine.device import wait_for
+from engine.moe import chosen_experts
 from engine.presets import RANKS, random_rank
 from engine.verify import append_chain
 
@@ -142,6 +144,8 @@ def floor_s(cost: Cost, ceilings: Ceilings) -> float:
 
 def row(models: Preset, context: int, backend: str, layout: Layout, ceilings: Ceilings) -> Row:
     """Measure the step of one context and backend, and check what it says."""
+    hit = experts_hit(Planted.of(models, context, backend, replace(layout, graphs="off")))
+    forget()
     planted = Planted.of(models, context, backend, layout)
     engine = planted.engine
     times_s = [planted.step() for _ in range(WARM_UP_STEPS + layout.num_steps)]
@@ -153,7 +157,7 @@ def row(models: Preset, context: int, backend: str, layout: Layout, ceilings: Ce
     shape = StepShape(context, 1 + result.num_nodes[0], itemsize=engine.target.dtype.itemsize)
     if engine.drafter is None:
         raise SuiteError("step: expected a drafter, got none")
-    costs = stage_costs(engine.target, engine.drafter, shape)
+    costs = stage_costs(engine.target, engine.drafter, shape, experts_hit=hit)
     chunk = layout.prefill_chunk
     measured = Row(
         context=context,
@@ -162,11 +166,23 @@ def row(models: Preset, context: int, backend: str, layout: Layout, ceilings: Ce
         step_times_s=tuple(times_s[WARM_UP_STEPS:]),
         stages_s=stages_s,
         floors_s={stage: floor_s(cost, ceilings) for stage, cost in costs.items()},
+        experts_hit=hit,
+        experts_expected=expected_experts_hit(engine.target.config, shape.num_rows),
         prefill_tokens=chunk,
         prefill_s=min(planted.prefill(chunk) for _ in range(PREFILLS)) if chunk else 0.0,
     )
     check(planted)
     return measured
+
+
+def experts_hit(planted: Planted) -> float:
+    """Run the step launch by launch; return how many experts a layer's rows chose, the mean."""
+    with chosen_experts() as chosen:
+        planted.step()
+    counts = [len(ids[ids >= 0].unique()) for ids in chosen]
+    if not counts:
+        raise SuiteError("experts: expected layers whose rows choose, got none")
+    return sum(counts) / len(counts)
 
 
 def fill_s(models: Preset, num_tokens: int, backend: str, layout: Layout) -> float:

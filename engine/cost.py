@@ -80,18 +80,22 @@ def step_bytes(
     )
 
 
-def stage_costs(target: Target, drafter: DraftModel, shape: StepShape) -> dict[str, Cost]:
+def stage_costs(
+    target: Target, drafter: DraftModel, shape: StepShape, *, experts_hit: float | None = None
+) -> dict[str, Cost]:
     """Return the least bytes and FLOP of each stage of a step; the sum is `step_bytes` and logits.
 
     Building reads the draft logits once. Nothing has to move for a commit: accepted rows may lie
-    where they stay.
+    where they stay. `experts_hit` as in `verify_cost`.
     """
     drafts = drafter.config
     logits = shape.num_seqs * drafts.horizon * drafts.vocab_size * FLOAT32_BYTES
     return {
         "draft": draft_cost(drafts, shape),
         "build": Cost(bytes=logits, flops=0),
-        "verify": verify_cost(target.config, shape, weight_bytes(target.tensors)),
+        "verify": verify_cost(
+            target.config, shape, weight_bytes(target.tensors), experts_hit=experts_hit
+        ),
         "commit": Cost(bytes=0, flops=0),
     }
 
@@ -222,7 +226,11 @@ def expected_experts_hit(config: TargetConfig, num_rows: int) -> float:
 
 
 def verify_cost(
-    config: TargetConfig, shape: StepShape, stored_bytes: Mapping[str, int] | None = None
+    config: TargetConfig,
+    shape: StepShape,
+    stored_bytes: Mapping[str, int] | None = None,
+    *,
+    experts_hit: float | None = None,
 ) -> Cost:
     """Return the cost of the target's pass over the trees.
 
@@ -231,9 +239,12 @@ def verify_cost(
     config, shape
     stored_bytes : mapping of str to int, optional
         Of every tensor, as `weight_bytes` gives them; None = plain numbers of `shape.itemsize`.
+    experts_hit : float, optional
+        Distinct routed experts that a layer reads, the mean; None = as if rows chose independently.
     """
     rows, seen = shape.num_rows, shape.context_len + shape.tree_size
-    is_read = {"experts": expected_experts_hit(config, rows) / config.n_routed_experts}
+    hit = expected_experts_hit(config, rows) if experts_hit is None else experts_hit
+    is_read = {"experts": hit / config.n_routed_experts}
     is_used = {"experts": config.num_experts_per_tok / config.n_routed_experts}
     shapes = target_shapes(config)
     numbers = {name: prod(size) for name, size in shapes.items()}

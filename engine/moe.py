@@ -11,6 +11,9 @@ business, what they make of their rows `grouped_experts`'.
 Source: arXiv 2412.19437 section 2.1.2.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -23,6 +26,7 @@ from engine.kernels import Choice, choose_experts, grouped_experts, skinny_linea
 from engine.layers import SwiGlu, accumulation_dtype, joined
 from engine.quantized import Fp8BlockWeight, Int4GroupWeight, Weight
 
+_CHOSEN: ContextVar[list[Tensor] | None] = ContextVar("chosen", default=None)
 CHOOSERS = {"cuda": "triton"}  # who chooses beside experts of a backend, where names differ
 
 
@@ -43,7 +47,7 @@ class Router:
     def choose(self, logits: Tensor, *, backend: str) -> Choice:
         """Route rows by their logits [M, E], of the accumulation dtype."""
         config = self.config
-        return choose_experts(
+        choice = choose_experts(
             logits,
             self.e_score_correction_bias.to(logits.dtype),
             top_k=config.num_experts_per_tok,
@@ -53,6 +57,23 @@ class Router:
             kept_groups=config.topk_group,
             backend=CHOOSERS.get(backend, backend),
         )
+        if (chosen := _CHOSEN.get()) is not None:
+            chosen.append(choice.expert_ids)
+        return choice
+
+
+@contextmanager
+def chosen_experts() -> Iterator[list[Tensor]]:
+    """Gather what rows choose inside the block: [M, K] int of each layer, -1 for none, in order.
+
+    A pass that is replayed chooses without being asked: it must run launch by launch.
+    """
+    chosen: list[Tensor] = []
+    token = _CHOSEN.set(chosen)
+    try:
+        yield chosen
+    finally:
+        _CHOSEN.reset(token)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from benchmarks._device_work import DeviceWork, KernelTime, covered, device_work
 from benchmarks._rank_table import Layout, Planted, check, floor_s, memory, row, title
 from benchmarks._timing import captured
 from benchmarks.moe import rank_layer
-from engine import STAGES
+from engine import STAGES, StepShape, stage_costs
 from engine.errors import ShapeError
 from engine.kernels import Cost
+from engine.moe import chosen_experts
 from engine.presets import random_rank
 from tests.ranks import SMALL
 
@@ -45,15 +46,38 @@ def test_a_floor_is_the_slower_of_reading_and_multiplying():
 
 
 def test_a_row_has_its_step_beside_its_stages(models):
-    step, chunk = row(models, 100, "reference", LAYOUT, CEILINGS).lines()
+    step, experts, chunk = row(models, 100, "reference", LAYOUT, CEILINGS).lines()
 
     assert title().split()[:2] == ["context", "backend"]
     assert " prefill: 16 tokens in " in chunk
+    assert re.search(
+        r"experts of a layer: \d+\.\d hit, \d+\.\d if rows chose independently", experts
+    )
     assert step.split()[:2] == ["100", "reference"]
     step_ms, floor_ms, times = map(float, step.split()[2:5])
     stages = [tuple(map(float, pair.split("/"))) for pair in re.split(" +", step)[-4:]]
     assert times == pytest.approx(step_ms / floor_ms, rel=0.05)
     assert sum(floor for _, floor in stages) == pytest.approx(floor_ms, abs=2e-3)
+
+
+def test_a_floor_holds_the_experts_that_the_rows_of_the_step_chose(models):
+    planted = Planted.of(models, 64, "reference", replace(LAYOUT, graphs="off"))
+    with chosen_experts() as chosen:
+        planted.step()
+    hits = [len(set(ids.flatten().tolist())) for ids in chosen]
+    fewer = replace(LAYOUT, prefill_chunk=0)
+
+    measured = row(models, 64, "reference", fewer, CEILINGS)
+
+    config = models.target.config
+    assert len(hits) == config.num_hidden_layers - config.first_k_dense_replace
+    assert {len(ids) for ids in chosen} == {9}
+    assert measured.experts_hit == pytest.approx(sum(hits) / len(hits))
+    assert measured.experts_hit < measured.experts_expected
+    shape = StepShape(64, 9, itemsize=2)
+    costs = stage_costs(models.target, models.drafter, shape, experts_hit=measured.experts_hit)
+    assert measured.floors_s["verify"] == floor_s(costs["verify"], CEILINGS)
+    assert costs["verify"].bytes < stage_costs(models.target, models.drafter, shape)["verify"].bytes
 
 
 def test_a_row_tells_what_was_asked_of_a_device(models):
@@ -150,8 +174,8 @@ def test_a_rank_is_drawn_and_its_table_printed_and_kept(named, capsys, monkeypat
     # No GPU: a row that cannot be, and the next one all the same.
     assert lines[3].split()[:4] == ["64", "triton_split", "failed:", "BackendError:"]
     assert lines[4].split()[:2] == ["64", "reference"]
-    assert lines[6].split()[:4] == ["100", "reference", "filled", "in"]
-    assert " by chunks of 48, " in lines[6]
+    assert lines[7].split()[:4] == ["100", "reference", "filled", "in"]
+    assert " by chunks of 48, " in lines[7]
     kept = json.loads(file.read_text())
     failed, measured = kept["rows"]
     assert failed["error"].startswith("BackendError: ")
