@@ -179,7 +179,7 @@ def experts_hit(planted: Planted) -> float:
     """Run the step launch by launch; return how many experts a layer's rows chose, the mean."""
     with chosen_experts() as chosen:
         planted.step()
-    counts = [len(ids[ids >= 0].unique()) for ids in chosen]
+    counts = [len(set(ids[ids >= 0].tolist())) for ids in chosen]
     if not counts:
         raise SuiteError("experts: expected layers whose rows choose, got none")
     return sum(counts) / len(counts)
