@@ -32,7 +32,8 @@ class UrlFilters:
         self._known: set[str] = set()
         self._unknown: list[str] = []
         # A link or the back button brought another URL than the widgets wrote: it wins.
-        self._is_fresh = self._asked != st.session_state.get(self._written_key)
+        self._url, self._seen = st.session_state.get(self._written_key, (None, None))
+        self._is_fresh = self._asked != self._url
         if self._is_fresh:
             self._forget_widgets()
 
@@ -75,9 +76,16 @@ class UrlFilters:
         for message in self._unknown:
             st.warning(f"From the link: {escaped(message)}.", icon=":material/link_off:")
         shown = {name: values for name, values in self._shown.items() if values}
-        if shown != self._asked:
-            st.query_params.from_dict(shown)
-        st.session_state[self._written_key] = shown
+        url = self._asked
+        # A link that says a default stays as it is: written anew, it would be an entry of the
+        # browser's history that its back button could not leave.
+        says_it = all(url.get(name) == values for name, values in shown.items())
+        is_as_it_was = says_it if self._is_fresh else shown == self._seen
+        if self._unknown or not is_as_it_was:
+            url = shown
+        if url != self._asked:
+            st.query_params.from_dict(url)
+        st.session_state[self._written_key] = url, shown
 
     @property
     def _written_key(self) -> str:
