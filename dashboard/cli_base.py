@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from sqlalchemy.orm import Session
 
+from dashboard.cli_exit import RefusedError
+from dashboard.github import DEFAULT_API_URL
 from db.session import opened
 
 if TYPE_CHECKING:
@@ -41,6 +44,24 @@ pass_app = click.make_pass_decorator(App)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print strict JSON only.")
 machine_option = click.option("--machine", metavar="NAME", help="Only results of this machine.")
+dashboard_option = click.option(
+    "--dashboard", metavar="URL", envvar="DDTREE_BENCH_DASHBOARD", help="Where links lead."
+)
+api_url_option = click.option(
+    "--api-url",
+    envvar="GITHUB_API_URL",
+    default=DEFAULT_API_URL,
+    show_default=True,
+    help="Where GitHub's interface is.",
+)
+
+
+def token_in(variable: str) -> str:
+    """Return the token that an environment variable holds; it is never shown."""
+    token = os.environ.get(variable, "")
+    if not token:
+        raise RefusedError(f"{variable}: expected a token in the environment, got none")
+    return token
 
 
 def print_json(value: Any) -> None:  # noqa: ANN401 - any plain value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
@@ -11,7 +10,14 @@ import click
 
 from dashboard.artifact import unpack
 from dashboard.check_run import check_run
-from dashboard.cli_base import App, machine_option, pass_app
+from dashboard.cli_base import (
+    App,
+    api_url_option,
+    dashboard_option,
+    machine_option,
+    pass_app,
+    token_in,
+)
 from dashboard.cli_compare import stored_comparison
 from dashboard.cli_exit import RefusedError, RefusedResultsError
 from dashboard.cli_gate import (
@@ -24,7 +30,7 @@ from dashboard.cli_gate import (
     policy_option,
 )
 from dashboard.forge_answers import PullRequest
-from dashboard.github import DEFAULT_API_URL, GitHub
+from dashboard.github import GitHub
 from dashboard.gitlab import MergeRequestNotes, gitlab_http, login
 from dashboard.pr_comment import MARKER, CommentContext, render
 from dashboard.sticky import Sticky
@@ -97,16 +103,8 @@ class _Asked(TypedDict):
     metavar="PATH",
     help="The same file, as --repository has it on the branch that the pull request targets.",
 )
-@click.option(
-    "--dashboard", metavar="URL", envvar="DDTREE_BENCH_DASHBOARD", help="Where links lead."
-)
-@click.option(
-    "--api-url",
-    envvar="GITHUB_API_URL",
-    default=DEFAULT_API_URL,
-    show_default=True,
-    help="Where GitHub's interface is.",
-)
+@dashboard_option
+@api_url_option
 @click.option("--dry-run", is_flag=True, help="Print the comment instead of posting it.")
 @pass_app
 def comment(app: App, **asked: Unpack[_Asked]) -> None:
@@ -128,7 +126,7 @@ def comment(app: App, **asked: Unpack[_Asked]) -> None:
     if asked["gitlab"] is not None:
         _note(app, asked["gitlab"], asked, judged)
         return
-    with GitHub(_token("GITHUB_TOKEN"), asked["api_url"]) as client:
+    with GitHub(token_in("GITHUB_TOKEN"), asked["api_url"]) as client:
         target, base = _target(client, asked)
         judged = _judge(target.base, asked) or judged
         found = PullRequest(target.number, base, target.head)
@@ -153,7 +151,7 @@ def _note(app: App, api_url: str, asked: _Asked, judged: Judge | None) -> None:
     if number is None or base is None or asked["check"] or asked["artifact"] is not None:
         raise RefusedError("gitlab: expected --pr and --base, and neither --check nor --artifact")
     body = _said(app, PullRequest(number, base, asked["head"]), asked, judged)[1]
-    with gitlab_http(_token("GITLAB_TOKEN"), api_url) as http:
+    with gitlab_http(token_in("GITLAB_TOKEN"), api_url) as http:
         notes = MergeRequestNotes(http, asked["repo"], number)
         done = Sticky(notes, MARKER, asked["author"] or login(http)).upsert(body)
     click.echo(f"comment: {done.action} {done.url}")
@@ -224,10 +222,3 @@ def _said(
         base, head, newest=newest, dashboard=asked["dashboard"], policy=policy, gate=gated
     )
     return comparison, render(comparison, context, found), gated
-
-
-def _token(name: str) -> str:
-    token = os.environ.get(name, "")
-    if not token:
-        raise RefusedError(f"{name}: expected a token in the environment, got none")
-    return token

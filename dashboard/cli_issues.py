@@ -7,7 +7,6 @@ it runs nothing that was measured.
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
@@ -15,10 +14,18 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import click
 
 from dashboard.artifact import only_file
-from dashboard.cli_base import App, machine_option, pass_app, print_json
+from dashboard.cli_base import (
+    App,
+    api_url_option,
+    dashboard_option,
+    machine_option,
+    pass_app,
+    print_json,
+    token_in,
+)
 from dashboard.cli_exit import RefusedError
 from dashboard.finding_reports import Recorded, Reports, grouped, read_reports, report
-from dashboard.github import DEFAULT_API_URL, GitHub
+from dashboard.github import GitHub
 from dashboard.issues import Teller, counted
 from db.alert_queries import alerts as stored_alerts
 from db.change_queries import commit_before, explained_alert
@@ -78,16 +85,8 @@ def findings_(app: App, head: str, machine: str | None) -> None:
     help="What `alerts findings` printed, or a zip file of it: checked before it is believed.",
 )
 @click.option("--author", metavar="LOGIN", help="Who writes. Default: the token's account.")
-@click.option(
-    "--dashboard", metavar="URL", envvar="DDTREE_BENCH_DASHBOARD", help="Where links lead."
-)
-@click.option(
-    "--api-url",
-    envvar="GITHUB_API_URL",
-    default=DEFAULT_API_URL,
-    show_default=True,
-    help="Where GitHub's interface is.",
-)
+@dashboard_option
+@api_url_option
 @click.option("--dry-run", is_flag=True, help="Print what would be opened or kept up.")
 def issues(**where: Unpack[_Where]) -> None:
     """Keep one issue for each finding that a re-run or a person stands for.
@@ -103,10 +102,7 @@ def issues(**where: Unpack[_Where]) -> None:
             if one.is_live and one.is_told:
                 click.echo(f"{one.key} {one.commit[:12]} on {one.machine}: {one.said}")
         return
-    token = os.environ.get("GITHUB_TOKEN", "")
-    if not token:
-        raise RefusedError("GITHUB_TOKEN: expected a token in the environment, got none")
-    with GitHub(token, where["api_url"]) as client:
+    with GitHub(token_in("GITHUB_TOKEN"), where["api_url"]) as client:
         author = where["author"] or client.login()
         told = Teller(client.issues(where["repo"]), author, where["dashboard"]).tell(reports)
     for done in told:
