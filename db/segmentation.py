@@ -155,9 +155,11 @@ def judge(seen: Seen, span: tuple[int, int, int], strictness: Strictness) -> Bou
     large = max(math.log1p(strictness.large_rel), strictness.min_large_sigmas * scatter)
     limit = strictness.max_p_value if abs(shift) < large else strictness.max_large_p_value
     most = limit, strictness.max_tamed_p_value
-    every = _certainty([(seen.logs[one], seen.tamed[one]) for one in spans], most)
-    calm = _certainty([(one.logs, one.tamed) for one in (before, after)], most)
-    certainty, p_value = max(every, calm)  # what is left out makes no step less certain
+    certainty, p_value = _certainty([(one.logs, one.tamed) for one in (before, after)], most)
+    every = [(seen.logs[one], seen.tamed[one]) for one in spans]
+    if sum(len(logs) for logs, _ in every) > len(before.logs) + len(after.logs):
+        # What is left out makes no step less certain.
+        certainty, p_value = max((certainty, p_value), _certainty(every, most))
     return Boundary(index, shift, p_value, min(size, certainty))
 
 
