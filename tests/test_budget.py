@@ -66,6 +66,7 @@ def test_equal_rates_go_to_fewer_nodes():
     table = table_of([2, 4, 8], [1.0, 3.0, 7.0])
 
     assert chosen_of([1.0] * 7, 1, table, 0) == 1  # 2 / 2, 4 / 4, 8 / 8
+    assert chosen_of([0.5], 1, table_of([1, 2], [0.0, 0.5]), 0) == 0  # 1 / 1, 1.5 / 1.5
 
 
 def test_no_more_rows_are_taken_than_were_measured():

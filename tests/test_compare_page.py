@@ -139,6 +139,17 @@ def test_a_link_compares_its_commits_and_filters_its_cases(url):
     assert "rect" in json.dumps(heat)
 
 
+def test_a_link_that_says_a_default_keeps_its_address(url):
+    """An address that is written anew is one that the back button cannot leave."""
+    head = demo.sha(demo.STEP_AT)
+    first = opened("compare", url, head=head)
+    (machine,) = (one.value for one in first.selectbox if one.label == "Machine")
+
+    app = opened("compare", url, machine=machine, head=head)
+
+    assert dict(app.query_params) == {"machine": machine, "head": head}
+
+
 def test_one_commit_has_nothing_to_be_compared_with(url):
     app = opened("compare", url, machine=demo.INCIDENT)
 

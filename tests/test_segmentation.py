@@ -160,9 +160,9 @@ def test_a_small_step_in_a_calm_series_is_found_at_its_third_result():
 
 
 def test_what_scattered_makes_no_step_less_certain():
-    """Left out, restless results would leave 6 of 8, and 6 against 8 rank no step however large."""
-    levels = np.log([54e-3] * 8 + [2e-3] * 8)
-    logs = levels + np.random.default_rng(0).normal(0.0, 0.1, 16)
+    """Left out, restless results would leave 6 of 8, and 6 against 8 rank no step of two."""
+    levels = np.log([54e-3] * 8 + [27e-3] * 8)
+    logs = levels + np.random.default_rng(0).normal(0.0, 0.05, 16)
     spreads = np.full(16, 0.02)
     spreads[[9, 13]] = 0.3
 

@@ -1,6 +1,7 @@
 """The process that measures one side of a pair: suites of its folder, the engine of its path."""
 
 import os
+import select
 import shutil
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 from benchmarks import _side
 from dashboard.asv_errors import AsvFailedError
 from dashboard.asv_pairs import ON_CPU, ON_GPU, PairedCase, take_turns
-from dashboard.sides import Side
+from dashboard.sides import SCRIPT, Side
 from tests.engine_repository import ROOT
 
 SUITES = '''
@@ -95,6 +96,23 @@ def start(tmp_path):
 @pytest.fixture
 def side(start):
     return start()
+
+
+def test_its_end_is_the_end_of_all_that_it_started(tmp_path):
+    (tmp_path / SCRIPT).write_text(
+        "import json, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(json.dumps({'pid': child.pid}), flush=True)\n"
+        "child.wait()\n",
+        encoding="utf-8",
+    )
+    side = Side.start(tmp_path, dict(os.environ), (), tmp_path / "complaints.txt")
+    child = os.pidfd_open(side.hear()["pid"])
+
+    side.end()
+
+    assert select.select([child], [], [], 10.0)[0] == [child]  # it has ended
+    os.close(child)
 
 
 def test_cases_are_named_as_asv_names_them(side):
