@@ -34,6 +34,7 @@ bench: install
 	$(BIN)/ddtree-bench --db "$(DB)" run --profile quick
 	$(BIN)/ddtree-bench --db "$(DB)" detect
 	$(BIN)/ddtree-bench --db "$(DB)" diagnose
+	$(BIN)/ddtree-bench --db "$(DB)" diagnose --incident
 
 dashboard: install
 	$(BIN)/ddtree-bench --db "$(DB)" dashboard
