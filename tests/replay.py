@@ -2,7 +2,7 @@
 
     python -m tests.replay SERIES.npz [--detector ours --detector asv --detector otava] [--tuning]
 
-SERIES may also be the root of an asv results tree. A planted step is found if an alarm within
+SERIES may also be the root of an asv results tree, or what `tests.record_series` wrote. A planted step is found if an alarm within
 `NEAR` results of it is raised at most `WITHIN` commits after it. Otava is needed for its own column
 only (`pip install --no-deps --target FOLDER apache-otava==0.8.0`, with FOLDER on PYTHONPATH).
 """
@@ -23,8 +23,7 @@ from tests.replay_series import (
     WINDOW,
     Noise,
     flat_windows,
-    series_of_asv,
-    series_of_npz,
+    series_of,
     shuffled,
 )
 
@@ -206,8 +205,7 @@ def report(series, name, num, echo=click.echo):
 @click.option("--windows", "num", type=click.IntRange(1), default=400, show_default=True)
 def main(path, names, tuning, num):
     """Judge detectors on the series of PATH."""
-    series = series_of_asv(path) if path.is_dir() else series_of_npz(path)
-    chosen = series[0 if tuning else 1 :: 2]
+    chosen = series_of(path)[0 if tuning else 1 :: 2]
     for name in names or ["ours"]:
         report(chosen, name, num)
 

@@ -1,7 +1,7 @@
 """Series that a detector is judged on: flat windows of real series, and noises of GPUs.
 
-Real series stand in an `.npz` with `values` (all of them, one after the other) and `lengths`, or in
-an asv results tree. A detector is tuned on the even ones and judged on the odd ones.
+Real series stand in an `.npz` with `values` (all of them, one after the other) and `lengths`, in
+an asv results tree, or in what `tests.record_series` wrote. A detector is tuned on the even ones and judged on the odd ones.
 """
 
 import json
@@ -43,6 +43,19 @@ def series_of_npz(path):
     """Read series of which one follows the other."""
     with np.load(path) as data:
         return np.split(data["values"], np.cumsum(data["lengths"])[:-1])
+
+
+def series_of(path):
+    """Read the series of a file or a tree."""
+    if path.is_dir():
+        return series_of_asv(path)
+    return series_of_npz(path) if path.suffix == ".npz" else series_of_recording(path)
+
+
+def series_of_recording(path):
+    """Read the values of every case that was recorded."""
+    cases = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    return [np.array(one["values"]) for one in cases.values()]
 
 
 def series_of_asv(root):
