@@ -8,6 +8,7 @@ import datetime as dt
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import pandas as pd
@@ -27,12 +28,13 @@ from db.errors import DamagedDatabaseError
 from db.evidence import Claim, Evidence
 from db.people import role_of, triage
 from db.reproduction import SideBySide
-from db.session import open_database, writing
+from db.session import check_again, open_database, writing
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
 _MOST_ENTRIES = 256
+_MOST_DATABASES = 4
 _PROGRESS = "Reading the database"
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -194,8 +196,9 @@ def opened(url: str) -> Iterator[Source]:
         It does not exist, has no tables or those of another version, or the URL is none; or what
         the page asks for cannot be read of it.
     """
-    engine = open_database(url, must_exist=True)
+    engine = _known(url)
     try:
+        check_again(engine)
         with Session(engine) as session:
             version = queries.data_version(session)
         yield Source(engine, url, version)
@@ -207,6 +210,12 @@ def opened(url: str) -> Iterator[Source]:
         ) from None
     finally:
         engine.dispose()
+
+
+@lru_cache(maxsize=_MOST_DATABASES)
+def _known(url: str) -> "Engine":
+    """Keep what is no connection: the statements of the pages, whose making takes a while."""
+    return open_database(url, must_exist=True)
 
 
 # Arguments with a leading underscore are no part of the key: URL, version and name say it all.

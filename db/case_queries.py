@@ -3,6 +3,7 @@
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from db.columns import Status
 from db.counted import counts
 from db.errors import UnknownCommitError
 from db.frames import AnySelect
-from db.labels import environment_label
+from db.labels import environment_labels
 from db.models import (
     Benchmark,
     Commit,
@@ -22,8 +23,6 @@ from db.models import (
     Metric,
     Result,
     Run,
-    Runner,
-    RunnerEnvironment,
     Sample,
     Series,
     Variant,
@@ -83,13 +82,16 @@ def _results(
     sides = []
     for commit, ids in zip(stored, near, strict=True):
         query = _case_rows(commit, machine, include_dirty=include_dirty)
-        newest = {row.Result.series_id: row for row in session.execute(query)}
+        newest = {row.series_id: row for row in session.execute(query)}
         rows = list(newest.values())
-        results = [row.Result.id for row in rows]
-        samples = _samples(session, results)
-        processes = _process_medians(session, results)
-        noise = _noise(values, ids, list(newest))
-        sides.append([_case(row, samples, processes, noise) for row in rows])
+        results = [row.id for row in rows]
+        told = _Told(
+            samples=_samples(session, results),
+            processes=_process_medians(session, results),
+            noise=_noise(values, ids, list(newest)),
+            environments=environment_labels(session, {row.environment for row in rows}),
+        )
+        sides.append([_case(row, told) for row in rows])
     return sides
 
 
@@ -104,53 +106,61 @@ def _case_rows(commit: Commit, machine: str | None, *, include_dirty: bool) -> A
     """Select a commit's results with their series' names, the newest of a series last."""
     query = (
         select(
-            Result,
+            # Columns, not entities: a commit has thousands of results.
+            Result.id,
+            Result.series_id,
+            Result.status,
+            Result.value,
+            Result.n,
+            Result.ci_low,
+            Result.ci_high,
+            Result.runner_environment_id.label("environment"),
             Series.params,
             Benchmark.name.label("benchmark"),
             Benchmark.version,
-            Metric,
+            Metric.name.label("metric"),
+            Metric.unit,
+            Metric.direction,
             Machine.name.label("machine"),
             Variant.label.label("variant"),
-            RunnerEnvironment,
-            Runner,
         )
         .join(Series, Series.id == Result.series_id)
         .join(Benchmark, Benchmark.id == Series.benchmark_id)
         .join(Metric, Metric.id == Series.metric_id)
         .join(Machine, Machine.id == Series.machine_id)
         .join(Variant, Variant.id == Series.variant_id)
-        .outerjoin(RunnerEnvironment, RunnerEnvironment.id == Result.runner_environment_id)
-        .outerjoin(Runner, Runner.id == RunnerEnvironment.runner_id)
         .where(Result.commit_id == commit.id, counts(include_dirty=include_dirty))
         .order_by(Benchmark.name, Result.series_id, Result.started_at_ms, Result.id)
     )
     return query if machine is None else query.where(Machine.name == machine)
 
 
-def _case(
-    row: Any,  # noqa: ANN401 - a row of _case_rows
-    samples: Mapping[int, Sequence[float]],
-    processes: Mapping[int, Sequence[float]],
-    noise: Mapping[int, float],
-) -> CaseResult:
-    result, metric = row.Result, row.Metric
-    recorded = tuple(samples.get(result.id, ()))
-    medians = tuple(processes.get(result.id, ())) if metric.unit == "seconds" else ()
-    known = len(recorded) or (0 if result.value is None else 1)
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What is known of a side's results beside their rows."""
+
+    samples: Mapping[int, Sequence[float]]
+    processes: Mapping[int, Sequence[float]]
+    noise: Mapping[int, float]  # by series
+    environments: Mapping[int | None, str]
+
+
+def _case(row: Any, told: _Told) -> CaseResult:  # noqa: ANN401 - a row of _case_rows
+    recorded = tuple(told.samples.get(row.id, ()))
+    medians = tuple(told.processes.get(row.id, ())) if row.unit == "seconds" else ()
+    known = len(recorded) or (0 if row.value is None else 1)
     return CaseResult(
-        key=CaseKey(row.benchmark, row.version, row.params, metric.name, row.machine, row.variant),
-        unit=metric.unit,
-        direction=metric.direction.value,
-        status=result.status.value,
-        value=result.value,
+        key=CaseKey(row.benchmark, row.version, row.params, row.metric, row.machine, row.variant),
+        unit=row.unit,
+        direction=row.direction.value,
+        status=row.status.value,
+        value=row.value,
         samples=medians or recorded,
-        n=known if result.n is None else result.n,
-        ci_low=result.ci_low,
-        ci_high=result.ci_high,
-        environment=(
-            None if row.Runner is None else environment_label(row.Runner, row.RunnerEnvironment)
-        ),
-        noise_rel=noise.get(result.series_id),
+        n=known if row.n is None else row.n,
+        ci_low=row.ci_low,
+        ci_high=row.ci_high,
+        environment=told.environments.get(row.environment),
+        noise_rel=told.noise.get(row.series_id),
         num_processes=len(medians) or None,
     )
 

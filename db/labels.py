@@ -1,8 +1,12 @@
 """How things are called by people: an environment, a variant, a case's parameters."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 
 from db.models import Runner, RunnerEnvironment
+from db.session import chunks
 
 NOTHING_DECLARED = "existing environment"
 
@@ -12,6 +16,18 @@ def environment_label(runner: Runner, environment: RunnerEnvironment) -> str:
     runtime = None if environment.runtime is None else f"runtime {environment.runtime}"
     name, driver, *rest = _imposed(runner, environment)
     return _listed([name, driver, runtime, *rest])
+
+
+def environment_labels(session: Session, ids: Collection[int | None]) -> dict[int | None, str]:
+    """Give the labels of environments: rows that name one by its number come much faster."""
+    found: dict[int | None, str] = {}
+    for chunk in chunks(sorted({one for one in ids if one is not None})):
+        query = (
+            select(RunnerEnvironment, Runner).join(Runner).where(RunnerEnvironment.id.in_(chunk))
+        )
+        for environment, runner in session.execute(query):
+            found[environment.id] = environment_label(runner, environment)
+    return found
 
 
 def imposed_label(runner: Runner, environment: RunnerEnvironment) -> str:

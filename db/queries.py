@@ -17,7 +17,7 @@ from db.columns import OrderBasis
 from db.counted import counts
 from db.errors import UnknownCommitError, UnknownSeriesError
 from db.frames import AnyRow, frame_of, with_names
-from db.labels import environment_label
+from db.labels import environment_labels
 from db.models import (
     Alert,
     Benchmark,
@@ -28,8 +28,6 @@ from db.models import (
     Metric,
     Result,
     Revision,
-    Runner,
-    RunnerEnvironment,
     Series,
     Variant,
 )
@@ -188,17 +186,15 @@ def history(
     frame["started_at"] = pd.to_datetime(frame["started_at"], unit="ms", utc=True)
     frame["status"] = frame["status"].astype(str)
     if include_excluded:
-        frame["excluded"] = [_left_out(row.Exclusion) for row in rows]
+        frame["excluded"] = [_left_out(row.author, row.reason) for row in rows]
         frame.loc[frame["excluded"] != "", "status"] = EXCLUDED
     for name in ("value", "q25", "q75", "ci_low", "ci_high", "n"):
         frame[name] = frame[name].astype(float)
     frame.insert(0, "order", pd.factorize(frame["commit"])[0])
-    labels = [
-        None if row.Runner is None else environment_label(row.Runner, row.RunnerEnvironment)
-        for row in rows
-    ]
-    frame["epoch"] = _epochs([row.environment_id for row in rows])
-    frame["environment"] = pd.Series(labels, dtype=object)
+    environments = [row.environment_id for row in rows]
+    labels = environment_labels(session, environments)
+    frame["epoch"] = _epochs(environments)
+    frame["environment"] = pd.Series([labels.get(one) for one in environments], dtype=object)
     frame.attrs["order_basis"] = str(basis)
     return frame
 
@@ -226,13 +222,10 @@ def _history_query(series_id: int, *, main_only: bool) -> Select[*tuple[Any, ...
             Commit.position,
             Commit.order_basis,
             Result.runner_environment_id.label("environment_id"),
-            RunnerEnvironment,
-            Runner,
-            Exclusion,
+            Exclusion.author,
+            Exclusion.reason,
         )
         .join(Commit, Commit.id == Result.commit_id)
-        .outerjoin(RunnerEnvironment, RunnerEnvironment.id == Result.runner_environment_id)
-        .outerjoin(Runner, Runner.id == RunnerEnvironment.runner_id)
         .outerjoin(Exclusion, Exclusion.id == Result.exclusion_id)
         .where(Result.series_id == series_id)
     )
@@ -243,8 +236,8 @@ def _history_query(series_id: int, *, main_only: bool) -> Select[*tuple[Any, ...
     return query.order_by(Result.started_at_ms, Result.id)
 
 
-def _left_out(exclusion: Exclusion | None) -> str:
-    return "" if exclusion is None else f"left out by {exclusion.author}: {exclusion.reason}"
+def _left_out(author: str | None, reason: str | None) -> str:
+    return "" if author is None else f"left out by {author}: {reason}"
 
 
 def change_points(session: Session, series_id: int) -> pd.DataFrame:

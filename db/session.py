@@ -7,6 +7,7 @@ psycopg 3. Alembic is configured here in code; there is no alembic.ini.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -77,6 +78,13 @@ def open_database(url: str, *, must_exist: bool) -> Engine:
         engine.dispose()
         raise
     return engine
+
+
+def check_again(engine: Engine) -> None:
+    """Refuse what has become of an opened database since; raises what `open_database` raises."""
+    if engine.dialect.name == "sqlite":
+        _require_file(Path(engine.url.database or ""))
+    _bring_to_head(engine, create=False)
 
 
 def chunks(values: Sequence[T]) -> list[Sequence[T]]:
@@ -192,11 +200,8 @@ def _connectable(url: str, *, must_exist: bool) -> Engine:
     parsed = _parse(url)
     if parsed.get_backend_name() == "sqlite":
         file = Path(parsed.database or "")
-        if must_exist and not file.is_file():
-            raise MissingDatabaseError(
-                f"database: expected a SQLite file at {file}, found none "
-                "(ddtree-bench db upgrade makes it)"
-            )
+        if must_exist:
+            _require_file(file)
         if not file.parent.is_dir():
             raise MissingDatabaseError(f"database: expected a folder {file.parent}, found none")
     engine = create_engine(parsed)
@@ -204,6 +209,14 @@ def _connectable(url: str, *, must_exist: bool) -> Engine:
         event.listen(engine, "connect", _on_sqlite_connect)
         event.listen(engine, "begin", _on_sqlite_begin)
     return engine
+
+
+def _require_file(file: Path) -> None:
+    if not file.is_file():
+        raise MissingDatabaseError(
+            f"database: expected a SQLite file at {file}, found none "
+            "(ddtree-bench db upgrade makes it)"
+        )
 
 
 def _parse(url: str) -> URL:
@@ -247,10 +260,9 @@ def _shown(url: URL) -> str:
 
 def _revisions(engine: Engine) -> tuple[str | None, str | None]:
     """Read the revision of the tables and the newest one there is."""
-    head = ScriptDirectory.from_config(_config()).get_current_head()
     try:
         with engine.connect() as connection:
-            return MigrationContext.configure(connection).get_current_revision(), head
+            return MigrationContext.configure(connection).get_current_revision(), _head()
     except DBAPIError as error:
         reason = str(error.orig).strip().splitlines()[0]
         if "not a database" in reason:
@@ -265,6 +277,11 @@ def _revisions(engine: Engine) -> tuple[str | None, str | None]:
         raise MissingDatabaseError(
             f"database: expected one at {_shown(engine.url)}, none answers ({reason})"
         ) from None
+
+
+@cache
+def _head() -> str | None:
+    return ScriptDirectory.from_config(_config()).get_current_head()
 
 
 def _config() -> Config:
