@@ -121,14 +121,14 @@ class Planted:
     def prefill(self, num_tokens: int) -> float:
         """Run a chunk of a prompt behind the context and return the target's seconds for it."""
         engine, (seq,) = self.engine, self.batch.seqs
-        drafter = engine.drafter
+        drafter, tokens = engine.drafter, drawn_tokens(engine.target.config.vocab_size, num_tokens)
         self.engine.rewind(self.batch, self.snapshot)
         started_s = time.perf_counter()
         append_chain(
             engine.target,
             self.batch.cache,
             seq,
-            [0] * num_tokens,
+            tokens,
             backends=engine.backends,
             tap_ids=() if drafter is None else drafter.config.target_layer_ids,
         )
@@ -189,9 +189,7 @@ def fill_s(models: Preset, num_tokens: int, backend: str, layout: Layout) -> flo
     """Prefill a drawn prompt, its cache and drafter rows, and return the seconds it took."""
     config = replace(layout.config(backend, num_tokens + 1), prefill_chunk=layout.prefill_chunk)
     engine = Engine(models.target, models.drafter, config)
-    draws = torch.Generator().manual_seed(0)
-    drawn = torch.randint(models.target.config.vocab_size, (num_tokens + 1,), generator=draws)
-    tokens: list[int] = drawn.tolist()
+    tokens = drawn_tokens(models.target.config.vocab_size, num_tokens + 1)
     engine.release(engine.prefill([tokens[: 1 + 2 * layout.prefill_chunk]]))  # which compiles
     wait_for(engine.target.device)
     started_s = time.perf_counter()
@@ -200,6 +198,13 @@ def fill_s(models: Preset, num_tokens: int, backend: str, layout: Layout) -> flo
     seconds = time.perf_counter() - started_s
     batch.cache.check_integrity()
     return seconds
+
+
+def drawn_tokens(vocab_size: int, num_tokens: int) -> list[int]:
+    """Return tokens of a prompt, most of which differ: equal ones would choose equal experts."""
+    draws = torch.Generator().manual_seed(0)
+    tokens: list[int] = torch.randint(vocab_size, (num_tokens,), generator=draws).tolist()
+    return tokens
 
 
 def check(planted: Planted) -> None:

@@ -62,9 +62,9 @@ class Prefill(_Suite):
 
 
 class RankChunk(_Suite):
-    """Run 512 certain tokens behind `context_tokens` rows: the target's part of a prefill."""
+    """Run 512 drawn tokens behind `context_tokens` rows: the target's part of a prefill."""
 
-    version = "1"
+    version = "2"  # in 1 all tokens of a chunk were one, which chose the same experts
     params: ClassVar[tuple[list[int], list[int], list[str]]] = (
         CHUNK_AXES.context_tokens,
         CHUNK_AXES.page_sizes,
@@ -88,6 +88,9 @@ class RankChunk(_Suite):
         self.engine = Engine(models.target, models.drafter, config)
         self.batch = begin_planted(self.engine, [context_tokens])
         self.batch.cache.reserve(self.batch.seqs[0], CHUNK_TOKENS)
+        draws = torch.Generator().manual_seed(0)
+        vocabulary = models.target.config.vocab_size
+        self.tokens = torch.randint(vocabulary, (CHUNK_TOKENS,), generator=draws).tolist()
 
     def reset(self) -> None:
         (seq,) = self.batch.seqs
@@ -112,7 +115,7 @@ class RankChunk(_Suite):
             self.engine.target,
             self.batch.cache,
             self.batch.seqs[0],
-            [0] * CHUNK_TOKENS,
+            self.tokens,
             backends=self.engine.backends,
             tap_ids=self.drafter.config.target_layer_ids,
         )

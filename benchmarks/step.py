@@ -8,6 +8,7 @@ of the target's own continuation (`generation.py` lets the text decide).
 `RankStep` runs one rank of Kimi K2.6 in bfloat16, on a GPU that has room for it and in the profile
 `full` only. Its weights are random, its prompt's rows were never computed, the tokens it says are
 drawn beforehand: they mean nothing, what it reads and launches is a step's, collectives excepted.
+Its rows choose experts as if independently, as many of them as balanced routers let them.
 `CutRankStep` is the same of its first four layers, which a shorter run has time for.
 
 All samples of a case time the same step again, from a snapshot.
@@ -92,7 +93,7 @@ class Step(_StepSuite):
 class RankStep(_StepSuite):
     """Draft, build, verify and commit once on one rank, behind rows that nobody computed."""
 
-    version = "1"
+    version = "2"  # in 1 the rows of a step chose the same experts
     rounds = min(PROFILE.rounds, 2)  # its process draws 78 GB of weights
     params: ClassVar[tuple[list[int], list[int], list[str], list[int], list[str]]] = (
         RANK_AXES.context_tokens,
@@ -171,7 +172,7 @@ class RankStep(_StepSuite):
 class CutRankStep(RankStep):
     """Draft, build, verify and commit once on the first four layers of one rank."""
 
-    version = "1"
+    version = "2"  # as above
     rounds = PROFILE.rounds
     params: ClassVar[tuple[list[int], list[int], list[str], list[int], list[str]]] = (
         CUT_AXES.context_tokens,

@@ -8,13 +8,15 @@ import torch
 
 from engine.checkpoint_config import INT4, Quantization
 from engine.config import EngineConfig
-from engine.cost import latent_bytes, resident_bytes, weight_bytes
+from engine.cost import expected_experts_hit, latent_bytes, resident_bytes, weight_bytes
 from engine.decoder import Engine
 from engine.drafter import drafter_shapes
 from engine.errors import ConfigError, WeightsError
+from engine.moe import chosen_experts
+from engine.planted import PlantedTarget, begin_planted
 from engine.presets import KIMI as WHOLE
 from engine.presets import KIMI_DRAFTER as WHOLE_DRAFTER
-from engine.presets import RANKS, preset, random_rank, rank_of
+from engine.presets import KIMI_EXPERTS, RANKS, preset, random_rank, rank_of
 from engine.quantized import Int4GroupWeight
 from engine.random_weights import random_packed_target
 from engine.target import target_shapes
@@ -146,8 +148,48 @@ def test_packed_experts_are_drawn_as_bits_that_keep_the_size_of_rows():
         nibbles = torch.bincount((weight.packed.flatten() >> 28) & 0xF, minlength=16)
         assert (weight.packed.dtype, weight.scale.dtype) == (torch.int32, torch.bfloat16)
         assert plain.std().item() * plain.shape[-1] ** 0.5 == pytest.approx(1.0, abs=0.05)
-        assert nibbles.min() > 0.5 * nibbles.float().mean()
+        assert nibbles[0] == 0  # -8 would have no counterpart
+        assert nibbles[1:].min() > 0.5 * nibbles.float().mean()
+        assert abs(plain.mean().item()) < 5.0 * plain.std().item() / plain.numel() ** 0.5
         assert weight.scale.unique().numel() > 16
+
+
+def test_a_router_chooses_all_experts_equally_often_and_its_bias_sees_to_it():
+    layer = small().target.layers[1]
+    rows = torch.randn(20000, 64, generator=torch.Generator().manual_seed(1))
+    rows *= layer.post_attention_layernorm
+    router = layer.mlp.router
+    unbiased = replace(router, e_score_correction_bias=torch.zeros(16))
+
+    shares, skewed = (
+        torch.bincount(one(rows).expert_ids.flatten(), minlength=16) / (20000 * 4 / 16)
+        for one in (router, unbiased)
+    )
+
+    assert router.weight.norm(dim=1).std() > 0.05
+    assert (shares - 1.0).abs().max() < 0.1
+    assert (skewed - 1.0).abs().max() > 0.25
+
+
+def test_rows_behind_a_planted_context_choose_as_if_independently_in_a_deep_stack():
+    target = replace(
+        SMALL.target, hidden_size=512, num_hidden_layers=10, n_routed_experts=96,
+        num_experts_per_tok=2, moe_intermediate_size=256, vocab_size=4096,
+    )  # fmt: skip
+    planted = PlantedTarget(
+        random_packed_target(target, KIMI_EXPERTS, device="cpu", dtype=torch.bfloat16, seed=0)
+    )
+    engine = Engine(planted, None, EngineConfig(mode="ar", page_size=16, max_context=1100))
+    batch = begin_planted(engine, [1000] * 9)
+
+    with chosen_experts() as chosen:
+        engine.step(batch)
+
+    hits = [len(set(ids.flatten().tolist())) for ids in chosen]
+    expected = expected_experts_hit(target, 9)
+    assert [len(ids) for ids in chosen] == [9] * 9
+    assert sum(hits[-4:]) / 4 == pytest.approx(expected, rel=0.05)
+    assert sum(hits) / len(hits) == pytest.approx(expected, rel=0.05)
 
 
 def test_a_rank_is_the_same_each_time_and_another_for_another_seed():
