@@ -79,12 +79,16 @@ class Aside:
     """What is launched within runs beside what is launched behind it, until `join`.
 
     It must read nothing that is launched in between, nor anything that is freed before the join.
-    On a CPU all runs in order.
+    On a CPU all runs in order. So it does outside a graph's capture where `only_captured`: to part
+    and to join costs the host more than a short product is worth, and a graph nothing.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, only_captured: bool = False) -> None:
         self._device = device
-        self._stream = _side_stream(device) if device.type == "cuda" else None
+        parts = device.type == "cuda"
+        if parts and only_captured:
+            parts = torch.cuda.is_current_stream_capturing()
+        self._stream = _side_stream(device) if parts else None
         self._within = ExitStack()
 
     def __enter__(self) -> Self:

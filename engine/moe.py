@@ -22,6 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from engine.config import TargetConfig
+from engine.device import Aside
 from engine.kernels import Choice, choose_experts, grouped_experts, skinny_linear
 from engine.layers import SwiGlu, accumulation_dtype, joined
 from engine.quantized import Fp8BlockWeight, Int4GroupWeight, Weight
@@ -108,8 +109,11 @@ class Moe:
         dtype = accumulation_dtype(x.dtype)
         wide = skinny_linear(x, whole, out_dtype=dtype, backend=linear_backend)
         logits, gated = wide.tensor_split([len(self.router.weight)], dim=-1)
+        with Aside(x.device, only_captured=True) as aside:  # short kernels follow, on few SMs
+            beside = shared.down(gated, x.dtype, backend=linear_backend)
         routed = self._routed(x, self.router.choose(logits, backend=backend), backend)
-        return routed, shared.down(gated, x.dtype, backend=linear_backend)
+        aside.join()
+        return routed, beside
 
     def _routed(self, x: Tensor, routing: Choice, backend: str) -> Tensor:
         return grouped_experts(

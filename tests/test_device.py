@@ -77,3 +77,27 @@ def test_what_runs_aside_is_behind_what_was_and_before_what_joins(device):
     aside.join()
 
     assert (y + z).unique().tolist() == [5.0]
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=ON_GPU)])
+def test_what_parts_only_in_a_graph_does_so_nowhere_else(device):
+    x, streams = torch.ones(1024, 1024, device=device), []
+
+    def run():
+        with Aside(x.device, only_captured=True) as aside:
+            streams.append(torch.cuda.current_stream())
+            y = x + 1
+        z = (x @ x) * 3
+        aside.join()
+        streams.append(torch.cuda.current_stream())
+        return y + z
+
+    plain, graph = run(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = run()
+    x.fill_(1)
+    graph.replay()
+
+    assert torch.equal(plain, replayed)
+    assert streams[0] == streams[1]
+    assert streams[2] != streams[3]
