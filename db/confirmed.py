@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DECIDED = (Verdict.REGRESSION, Verdict.IMPROVEMENT, Verdict.NO_CHANGE, Verdict.INCONCLUSIVE)
 NUMBERS = ("relative_change", "low", "high")
+LARGEST = 1e9  # relative change; what is larger is no measurement
 
 
 class ConfirmationError(DbError):
@@ -30,10 +31,15 @@ class ConfirmationError(DbError):
 
 
 def confirmed(comparison: Comparison, decisions: Mapping[str, Decision]) -> Comparison:
-    """Let the decisions, by asv's names of cases, stand where they were made."""
+    """Let the decisions, by asv's names of cases, stand where both commits have a value.
+
+    A case that failed or is gone stays so, whatever somebody says of pairs of it.
+    """
     cases = [
         _confirmed(case, decisions[name])
         if case.unit == "seconds"
+        and case.base_value is not None
+        and case.head_value is not None
         and (name := asv_name(case.key.benchmark, case.key.params)) in decisions
         else case
         for case in comparison.cases
@@ -94,8 +100,18 @@ def _decision(found: Any) -> Decision:  # noqa: ANN401 - JSON holds anything
     if verdict not in DECIDED:
         raise ConfirmationError(f"confirmation: expected a verdict, got {verdict!r:.40}")
     change, low, high = numbers
+    if not (-1.0 <= low <= change <= high and change > -1.0):
+        raise ConfirmationError(
+            f"confirmation: expected a change above -1 within its interval, got {change:g} in "
+            f"[{low:g}, {high:g}]"
+        )
+    is_slower = {Verdict.REGRESSION: True, Verdict.IMPROVEMENT: False}.get(Verdict(verdict))
+    if is_slower is not None and is_slower != (change > 0.0):
+        raise ConfirmationError(
+            f"confirmation: expected no {verdict} of {change:g} (it is seconds)"
+        )
     return Decision(Verdict(verdict), pairs, change, low, high)
 
 
 def _is_finite(value: Any) -> bool:  # noqa: ANN401 - JSON holds anything
-    return type(value) in {int, float} and abs(value) < math.inf
+    return type(value) in {int, float} and abs(value) < LARGEST

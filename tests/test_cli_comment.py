@@ -347,7 +347,7 @@ LINK.external_attr = (stat.S_IFLNK | 0o777) << 16
         ({LINK: b"/etc/passwd"}, "JSON in plain files"),
         ({"BENCHMARKS.json": b"{}"}, "each file once"),
         ({"bench-1/x.json": json.dumps({"commit_hash": OTHER}).encode()}, "got '5e5e"),
-        ({"bench-1/x.json": b"[]"}, "got None"),
+        ({"bench-1/x.json": b"[]"}, "expected an object"),
         ({"telemetry/x.jsonl": b'{"commit": null}'}, "got None"),
         ({"bench-1/x.json": b"{" * 100_000}, "expected JSON"),
         ({"bomb.json": b" " * (2**20 + 1)}, "together, got"),

@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,7 +72,7 @@ class Runner:
     values: dict  # of expressions, by their text
     cases: str  # regular expression of what is measured
     artifacts: dict = field(default_factory=dict)  # name -> zip file, shared by jobs
-    log: list = field(default_factory=list)  # of steps: name, exit status, output
+    log: list = field(default_factory=list)  # of steps: name, exit status, output, seconds
 
     def run(self, job):
         """Run a job's steps; return the first status that is none of success."""
@@ -171,6 +172,7 @@ class Runner:
 
     def _shell(self, step, work, environ):
         work.mkdir(exist_ok=True)
+        began = time.monotonic()
         done = subprocess.run(
             ["bash", "-e", "-c", step["run"]],
             cwd=work,
@@ -180,7 +182,8 @@ class Runner:
             check=False,
         )
         said = f"{done.stdout}{done.stderr}"
-        self.log.append((step.get("name", step["run"]), done.returncode, said))
+        took_s = time.monotonic() - began
+        self.log.append((step.get("name", step["run"]), done.returncode, said, took_s))
         return done.returncode
 
     @property
@@ -190,7 +193,10 @@ class Runner:
 
     def said(self):
         """All steps and what they printed, for a failing test."""
-        return "\n".join(f"== {name} [{status}]\n{text[-3000:]}" for name, status, text in self.log)
+        return "\n".join(
+            f"== {name} [{status}, {took_s:.1f} s]\n{text[-3000:]}"
+            for name, status, text, took_s in self.log
+        )
 
 
 class Forge:
