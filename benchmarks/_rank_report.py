@@ -29,7 +29,7 @@ class Row:
     step_times_s: tuple[float, ...]
     stages_s: dict[str, float]
     floors_s: dict[str, float]  # of what the step reads, the experts that its rows chose
-    experts_hit: float  # of a layer, the mean
+    experts_by_layer: tuple[int, ...]  # that the step's rows chose
     experts_expected: float  # the same if rows chose independently
     prefill_tokens: int
     prefill_s: float  # of that many tokens behind the context, the target's pass alone
@@ -38,6 +38,11 @@ class Row:
     def step_s(self) -> float:
         """The median step."""
         return statistics.median(self.step_times_s)
+
+    @property
+    def experts_hit(self) -> float:
+        """The experts that a layer's rows chose, the mean."""
+        return statistics.mean(self.experts_by_layer)
 
     @property
     def floor_s(self) -> float:
@@ -53,8 +58,9 @@ class Row:
             f"{self.floor_s * 1e3:7.3f} {self.step_s / self.floor_s:6.2f}  {parts}"
         )
         yield (
-            f"{'':8} experts of a layer: {self.experts_hit:.1f} hit, "
-            f"{self.experts_expected:.1f} if rows chose independently"
+            f"{'':8} experts of a layer: {self.experts_hit:.1f} hit ({min(self.experts_by_layer)} "
+            f"to {max(self.experts_by_layer)}), {self.experts_expected:.1f} if rows chose "
+            "independently"
         )
         if self.prefill_tokens:
             rate = self.prefill_tokens / self.prefill_s
@@ -101,7 +107,8 @@ class Report:
         """Tell a row."""
         for line in measured.lines():
             say(line)
-        derived = {"step_s": measured.step_s, "floor_s": measured.floor_s}
+        names = ("step_s", "floor_s", "experts_hit")
+        derived = {name: getattr(measured, name) for name in names}
         self._facts["rows"].append({"preset": preset} | asdict(measured) | derived)
         self._keep()
 

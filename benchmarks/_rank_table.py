@@ -25,6 +25,7 @@ import torch
 from benchmarks._ceilings import Ceilings, measure_ceilings
 from benchmarks._device import DEVICE
 from benchmarks._device_work import device_work
+from benchmarks._experts_hit import hit_by_layer, mean_hit, step_choices
 from benchmarks._identity import SuiteError
 from benchmarks._rank_report import Report, Row, say, title
 from benchmarks._step_case import observed
@@ -44,7 +45,6 @@ from engine import (
 )
 from engine.cost import expected_experts_hit
 from engine.device import wait_for
-from engine.moe import chosen_experts
 from engine.presets import RANKS, random_rank
 from engine.verify import append_chain
 
@@ -144,8 +144,6 @@ def floor_s(cost: Cost, ceilings: Ceilings) -> float:
 
 def row(models: Preset, context: int, backend: str, layout: Layout, ceilings: Ceilings) -> Row:
     """Measure the step of one context and backend, and check what it says."""
-    hit = experts_hit(Planted.of(models, context, backend, replace(layout, graphs="off")))
-    forget()
     planted = Planted.of(models, context, backend, layout)
     engine = planted.engine
     times_s = [planted.step() for _ in range(WARM_UP_STEPS + layout.num_steps)]
@@ -157,6 +155,8 @@ def row(models: Preset, context: int, backend: str, layout: Layout, ceilings: Ce
     shape = StepShape(context, 1 + result.num_nodes[0], itemsize=engine.target.dtype.itemsize)
     if engine.drafter is None:
         raise SuiteError("step: expected a drafter, got none")
+    chosen = step_choices(engine, planted.batch, planted.snapshot)
+    hit = mean_hit(chosen, engine.target.config)
     costs = stage_costs(engine.target, engine.drafter, shape, experts_hit=hit)
     chunk = layout.prefill_chunk
     measured = Row(
@@ -166,23 +166,13 @@ def row(models: Preset, context: int, backend: str, layout: Layout, ceilings: Ce
         step_times_s=tuple(times_s[WARM_UP_STEPS:]),
         stages_s=stages_s,
         floors_s={stage: floor_s(cost, ceilings) for stage, cost in costs.items()},
-        experts_hit=hit,
+        experts_by_layer=hit_by_layer(chosen, engine.target.config),
         experts_expected=expected_experts_hit(engine.target.config, shape.num_rows),
         prefill_tokens=chunk,
         prefill_s=min(planted.prefill(chunk) for _ in range(PREFILLS)) if chunk else 0.0,
     )
     check(planted)
     return measured
-
-
-def experts_hit(planted: Planted) -> float:
-    """Run the step launch by launch; return how many experts a layer's rows chose, the mean."""
-    with chosen_experts() as chosen:
-        planted.step()
-    counts = [len(set(ids[ids >= 0].tolist())) for ids in chosen]
-    if not counts:
-        raise SuiteError("experts: expected layers whose rows choose, got none")
-    return sum(counts) / len(counts)
 
 
 def fill_s(models: Preset, num_tokens: int, backend: str, layout: Layout) -> float:

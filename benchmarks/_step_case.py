@@ -1,7 +1,8 @@
 """What the step suites share: one step again and again from a snapshot, and what it is made of.
 
 Stage times come from a few steps of their own before the samples: an observer waits for the device
-at both ends of a stage, so stages may sum to more than the step.
+at both ends of a stage, so stages may sum to more than the step. Before them one step runs for the
+experts that its rows choose, which `bytes` counts.
 """
 
 import statistics
@@ -11,9 +12,10 @@ from typing import Final
 import torch
 
 from benchmarks._device import DEVICE
+from benchmarks._experts_hit import mean_hit, step_choices
 from benchmarks._identity import SuiteError
 from benchmarks._suite import CaseFacts, _Suite
-from engine import Engine, Snapshot, StageClock, StepBatch, StepResult, step_bytes
+from engine import Engine, Snapshot, StageClock, StepBatch, StepResult, StepShape, step_bytes
 from engine.kernels import launched_programs
 from engine.kernels.draft_tree import WORD_BITS
 
@@ -34,6 +36,7 @@ class _StepSuite(_Suite):
 
     def facts(self) -> CaseFacts:
         """Run some steps with an observer; refuse a case that is not in its commit regime."""
+        chosen = step_choices(self.engine, self.batch, self.snapshot)
         result, stage_seconds = observed(self.engine, self.batch, self.snapshot)
         if result.commit_lengths != (self.commit_length,):
             raise SuiteError(
@@ -41,7 +44,10 @@ class _StepSuite(_Suite):
                 "(the drafter was planted for it)"
             )
         tree_size = 1 + result.num_nodes[0]
-        cost = step_bytes(self.engine.target, self.engine.drafter, self.context_tokens, tree_size)
+        target = self.engine.target
+        shape = StepShape(self.context_tokens, tree_size, itemsize=target.dtype.itemsize)
+        hit = mean_hit(chosen, target.config)
+        cost = step_bytes(target, self.engine.drafter, shape, experts_hit=hit)
         return CaseFacts(
             context_tokens=self.context_tokens,
             bytes=cost.bytes,

@@ -12,9 +12,11 @@ from typing import ClassVar
 import torch
 
 from benchmarks._device import DEVICE
+from benchmarks._experts_hit import mean_hit
 from benchmarks._regimes import PROFILE, generation_axes
 from benchmarks._suite import CaseFacts, _Suite
-from engine import Engine, EngineConfig, Sampling, preset, sample_text, step_bytes
+from engine import Engine, EngineConfig, Sampling, StepShape, preset, sample_text, step_bytes
+from engine.moe import chosen_experts
 
 NODE_BUDGET = 16
 PAGE_SIZE = 64
@@ -60,8 +62,11 @@ class Generation(_Suite):
         costs, already = [], len(sequence.new_token_ids)
         while not self._is_done():
             context = sequence.committed_length
-            tree_size = 1 + engine.step(self.batch).num_nodes[0]
-            costs.append(step_bytes(engine.target, engine.drafter, context, tree_size))
+            with chosen_experts() as chosen:
+                tree_size = 1 + engine.step(self.batch).num_nodes[0]
+            hit = mean_hit(chosen, engine.target.config)
+            shape = StepShape(context, tree_size, itemsize=engine.target.dtype.itemsize)
+            costs.append(step_bytes(engine.target, engine.drafter, shape, experts_hit=hit))
         lengths, new_tokens = list(sequence.commit_lengths), len(sequence.new_token_ids)
         self.reset()
         return CaseFacts(

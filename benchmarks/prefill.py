@@ -12,10 +12,12 @@ from typing import ClassVar, Final
 import torch
 
 from benchmarks._device import DEVICE
+from benchmarks._experts_hit import mean_hit
 from benchmarks._regimes import PROFILE, chunk_axes, prefill_axes
 from benchmarks._suite import CaseFacts, _Suite
 from benchmarks.step import PREFILL_CHUNKS
 from engine import Engine, EngineConfig, StepShape, begin_planted, preset, stage_costs
+from engine.moe import chosen_experts
 from engine.presets import RANKS, Rank, random_rank
 from engine.verify import append_chain
 
@@ -52,8 +54,11 @@ class Prefill(_Suite):
     def facts(self) -> CaseFacts:
         """Say that the weights are read once and every row is computed: a prompt in one pass."""
         engine = self.engine
+        with chosen_experts() as chosen:
+            engine.release(engine.prefill([self.prompt]))
+        hit = mean_hit(chosen, engine.target.config)
         shape = StepShape(0, self.context_tokens - 1, itemsize=engine.target.dtype.itemsize)
-        cost = stage_costs(engine.target, self.drafter, shape)["verify"]
+        cost = stage_costs(engine.target, self.drafter, shape, experts_hit=hit)["verify"]
         return CaseFacts(context_tokens=self.context_tokens, bytes=cost.bytes, flops=cost.flops)
 
     def time_prefill(self, context_tokens: int, page_size: int, attention_backend: str) -> None:
@@ -100,8 +105,12 @@ class RankChunk(_Suite):
     def facts(self) -> CaseFacts:
         """Say what one pass of the chunk must read and compute."""
         engine = self.engine
+        with chosen_experts() as chosen:
+            self._append()
+        self.reset()
+        hit = mean_hit(chosen, engine.target.config)
         shape = StepShape(self.context_tokens, CHUNK_TOKENS, itemsize=engine.target.dtype.itemsize)
-        cost = stage_costs(engine.target, self.drafter, shape)["verify"]
+        cost = stage_costs(engine.target, self.drafter, shape, experts_hit=hit)["verify"]
         return CaseFacts(
             context_tokens=self.context_tokens,
             bytes=cost.bytes,
@@ -111,6 +120,9 @@ class RankChunk(_Suite):
 
     def time_chunk(self, context_tokens: int, page_size: int, attention_backend: str) -> None:
         del context_tokens, page_size, attention_backend
+        self._append()
+
+    def _append(self) -> None:
         append_chain(
             self.engine.target,
             self.batch.cache,

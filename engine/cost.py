@@ -57,19 +57,17 @@ class StepShape:
 def step_bytes(
     target: Target,
     drafter: DraftModel | None,
-    context_len: int,
-    tree_size: int,
+    shape: StepShape,
     *,
-    num_seqs: int = 1,
-    drafter_context: int | None = None,
+    experts_hit: float | None = None,
 ) -> Cost:
     """Return the least bytes and FLOP of one step; `kv_bytes` is both models' caches.
 
     The target's weights are counted as they are stored, quantised or not. Without a drafter a
-    step is its verify pass.
+    step is its verify pass. `experts_hit` as in `verify_cost`.
     """
-    shape = StepShape(context_len, tree_size, num_seqs, target.dtype.itemsize, drafter_context)
-    verify = verify_cost(target.config, shape, weight_bytes(target.tensors))
+    stored = weight_bytes(target.tensors)
+    verify = verify_cost(target.config, shape, stored, experts_hit=experts_hit)
     if drafter is None:
         return verify
     draft = draft_cost(drafter.config, shape)

@@ -63,7 +63,9 @@ def test_verify_reads_the_context_once_and_the_experts_that_are_hit():
 def test_bytes_grow_with_the_context_by_the_latent_rows_alone():
     models = preset("tiny", dtype=torch.bfloat16)
 
-    short, long = (step_bytes(models.target, models.drafter, n, 17) for n in (1024, 4096))
+    short, long = (
+        step_bytes(models.target, models.drafter, StepShape(n, 17)) for n in (1024, 4096)
+    )
 
     drafter_rows = 3072 * 2 * 2 * 32 * 2  # the full layer only: the windows are full
     assert (
@@ -125,7 +127,9 @@ def test_a_step_counts_a_quantised_target_as_it_is_stored():
     name = "model.layers.0.mlp.up_proj.weight"
     target = Target(models.target.config, models.target.tensors | {name: stored})
 
-    plain, quantised = (step_bytes(t, models.drafter, 64, 9) for t in (models.target, target))
+    plain, quantised = (
+        step_bytes(t, models.drafter, StepShape(64, 9)) for t in (models.target, target)
+    )
 
     assert plain.bytes - quantised.bytes == 768 * 256 - 12 * 4
     assert plain.flops == quantised.flops
@@ -134,9 +138,10 @@ def test_a_step_counts_a_quantised_target_as_it_is_stored():
 def test_stages_cost_what_their_step_does():
     models = preset("tiny", dtype=torch.bfloat16)
 
-    stages = stage_costs(models.target, models.drafter, StepShape(1024, 17))
+    shape = StepShape(1024, 17)
+    stages = stage_costs(models.target, models.drafter, shape)
 
-    whole, logits = step_bytes(models.target, models.drafter, 1024, 17), 7 * 260 * 4
+    whole, logits = step_bytes(models.target, models.drafter, shape), 7 * 260 * 4
     assert tuple(stages) == STAGES
     assert sum(cost.bytes for cost in stages.values()) == whole.bytes + logits
     assert sum(cost.flops for cost in stages.values()) == whole.flops

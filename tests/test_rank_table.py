@@ -51,7 +51,8 @@ def test_a_row_has_its_step_beside_its_stages(models):
     assert title().split()[:2] == ["context", "backend"]
     assert " prefill: 16 tokens in " in chunk
     assert re.search(
-        r"experts of a layer: \d+\.\d hit, \d+\.\d if rows chose independently", experts
+        r"experts of a layer: \d+\.\d hit \(\d+ to \d+\), \d+\.\d if rows chose independently",
+        experts,
     )
     assert step.split()[:2] == ["100", "reference"]
     step_ms, floor_ms, times = map(float, step.split()[2:5])
@@ -72,6 +73,7 @@ def test_a_floor_holds_the_experts_that_the_rows_of_the_step_chose(models):
     config = models.target.config
     assert len(hits) == config.num_hidden_layers - config.first_k_dense_replace
     assert {len(ids) for ids in chosen} == {9}
+    assert list(measured.experts_by_layer) == hits
     assert measured.experts_hit == pytest.approx(sum(hits) / len(hits))
     assert measured.experts_hit < measured.experts_expected
     shape = StepShape(64, 9, itemsize=2)
