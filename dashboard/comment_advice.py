@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from dashboard.markdown import fenced
-from dashboard.reproduce import bench_option
+from dashboard.reproduce import bench_option, cases_option
 from db.compare import Verdict
 from db.gate import GONE
 
@@ -26,7 +26,7 @@ def again(base: str, head: str, case: CaseComparison, profile: str) -> str:
     bench = bench_option(case.key.benchmark, case.key.params)
     if case.unit == "seconds":
         return f"ddtree-bench confirm {base} {head} --profile {profile}{bench}"
-    return f"ddtree-bench run --profile {profile} --commits '{head}^!'{bench}"
+    return f"ddtree-bench run --profile {profile} --in-turns --commits '{base}^! {head}^!'{bench}"
 
 
 def steps(
@@ -37,7 +37,6 @@ def steps(
     profile: str,
 ) -> Iterator[str]:
     """Yield what to do, the gravest first; `answered` are the cases somebody answers for."""
-    base, head = ends
     open_cases = [case for case in comparison.cases if case not in answered]
     worse = [case for case in open_cases if case.verdict is Verdict.REGRESSION]
     gone = [
@@ -50,29 +49,50 @@ def steps(
         yield from _mend(proven, policy, ends, profile)
     elif worse:
         yield (
-            "Nothing is proven yet, and the check does not fail for it: measure it again by the "
-            "command under the finding, or label the pull request again.\n"
+            "Nothing is proven yet, and the check does not fail for it: the command under the "
+            "finding measures both commits again, in turns on one machine. So does labelling the "
+            "pull request again.\n"
         )
     if gone:
-        yield from _bring_back(gone, policy, head, profile)
+        yield from _bring_back(gone, policy, ends[1], profile)
     if worse or gone:
         return
     undecided = [case for case in open_cases if case.verdict is Verdict.INCONCLUSIVE]
     if undecided:
-        pairs = f"ddtree-bench confirm {base} {head} --profile {profile}"
-        yield (
-            "Nothing is known to be slower. This measures on what is open, in turns, or label the "
-            f"pull request again:\n\n{fenced(pairs)}\n"
-        )
+        yield from _decide(undecided, ends, profile)
     elif any(case.verdict is Verdict.NOT_ENOUGH_HISTORY for case in open_cases):
         yield (
             "Too few samples to judge: label the pull request again, or measure with "
             f"`--profile {profile}`.\n"
         )
-    elif comparison.verdict in {Verdict.NO_CHANGE, Verdict.IMPROVEMENT} or answered:
+    elif answered:
+        yield "Nothing to do: somebody answers for what is slower, or nobody requires its suite.\n"
+    elif comparison.verdict in {Verdict.NO_CHANGE, Verdict.IMPROVEMENT}:
         yield "Nothing to do.\n"
     else:
         yield "Nothing to do: what has no counterpart is compared from the next measurement on.\n"
+
+
+def _decide(cases: Sequence[CaseComparison], ends: tuple[str, str], profile: str) -> Iterator[str]:
+    """Say how what is open is decided: by fresh pairs, or where they were not enough elsewhere."""
+    base, head = ends
+    yield "Nothing is known to be slower.\n"
+    waiting = [case for case in cases if not case.confirmed and case.unit == "seconds"]
+    bench = cases_option([(case.key.benchmark, case.key.params) for case in waiting])
+    if bench:
+        pairs = f"ddtree-bench confirm {base} {head} --profile {profile}{bench}"
+        yield (
+            "This measures on what is open, in turns, and so does labelling the pull request "
+            f"again:\n\n{fenced(pairs)}\n"
+        )
+    elif not all(case.confirmed for case in cases):
+        yield "Label the pull request again to measure on what is open.\n"
+    if any(case.confirmed for case in cases):
+        yield (
+            "Pairs in turns left a case open, so more of them on a machine this restless will not "
+            "do. This says there what disturbs it; mend that, then label the pull request again:"
+            f"\n\n{fenced('ddtree-bench doctor')}\n"
+        )
 
 
 def _mend(
@@ -87,9 +107,7 @@ def _mend(
             "Mend it: the command under a finding repeats it, and where the pull request has "
             f"several commits this names the one:\n\n{fenced(found)}\n"
         )
-    names = list(dict.fromkeys(case.key.benchmark for case in cases))
-    entries = [_entry([case for case in cases if case.key.benchmark == name]) for name in names]
-    lines = [line for entry in entries[:_MOST_ENTRIES] for line in entry]
+    lines = _entries(cases)
     if lines:
         yield (
             "Or answer for it: somebody who may adds this, with day, name and reason, to "
@@ -107,14 +125,30 @@ def _bring_back(
         bench = bench_option(here[0].key.benchmark, here[0].key.params)
         run = f"ddtree-bench run --profile {profile} --commits '{head}^!'{bench}"
         yield f"This shows why it is not:\n\n{fenced(run)}\n"
-    yield (
-        "Meant to go? Somebody who answers for it adds an `[[acknowledged]]` entry with "
-        f"`is_gone = true` to `{policy}` of the target branch.\n"
-    )
+    missing = [case for case in cases if case.verdict is not Verdict.FAILED]
+    lines = _entries(missing, ["is_gone = true"])
+    if missing:
+        entry = f":\n\n{fenced(*lines, language='toml')}\n" if lines else ".\n"
+        yield (
+            "Meant to go? Somebody who answers for it adds an `[[acknowledged]]` entry with "
+            f"`is_gone = true` to `{policy}` of the target branch{entry}"
+        )
 
 
-def _entry(cases: Sequence[CaseComparison]) -> tuple[str, ...]:
-    """Return an entry that acknowledges the cases of a benchmark, patterns escaped and quoted."""
+def _entries(cases: Sequence[CaseComparison], what: Sequence[str] = ()) -> list[str]:
+    """Return the lines of an entry for each benchmark, of a few."""
+    names = list(dict.fromkeys(case.key.benchmark for case in cases))
+    entries = [
+        _entry([case for case in cases if case.key.benchmark == name], what) for name in names
+    ]
+    return [line for entry in entries[:_MOST_ENTRIES] for line in entry]
+
+
+def _entry(cases: Sequence[CaseComparison], what: Sequence[str]) -> tuple[str, ...]:
+    """Return an entry that acknowledges the cases of a benchmark, patterns escaped and quoted.
+
+    `what` it lets pass; the size that was measured, and a little more, where that is not said.
+    """
     key = cases[0].key
     if len(key.benchmark) + len(key.params) > _LONGEST_NAME:
         return ()
@@ -125,7 +159,7 @@ def _entry(cases: Sequence[CaseComparison]) -> tuple[str, ...]:
         "[[acknowledged]]",
         f"benchmark = {json.dumps(glob.escape(key.benchmark))}",
         *params,
-        f"up_to_rel = {up_to:.3g}",
+        *(what or [f"up_to_rel = {up_to:.3g}"]),
         "until = YYYY-MM-DD",
         'by = "…"',
         'reason = "…"',

@@ -96,12 +96,17 @@ def _opening(comparison: Comparison, context: CommentContext) -> Iterator[str]:
     if context.newest is not None:
         yield (
             f"> [!WARNING]\n> Stale: the newest commit is {code(commit_text(context.newest))}, and "
-            f"these are results of {code(commit_text(context.head))}. Ask for a new measurement.\n"
+            f"these are results of {code(commit_text(context.head))}.\n"
         )
     if context.gate is not None:
         yield _gate_line(context.gate)
     if is_confirmed(comparison):
         yield "Confirmed: both commits were measured again, fresh and in turns.\n"
+    elif not _changed(comparison) and any(case.confirmed for case in comparison.cases):
+        yield (
+            "Nothing is confirmed: what one pass flagged was measured again, both commits fresh "
+            "and in turns, and no change stood.\n"
+        )
     elif is_screened(comparison):
         yield (
             "Screened, not confirmed: one pass over all cases, at a false-discovery rate of "
@@ -118,11 +123,13 @@ def _opening(comparison: Comparison, context: CommentContext) -> Iterator[str]:
 
 def is_confirmed(comparison: Comparison) -> bool:
     """Return whether fresh pairs decided every case that is called changed, and any at all."""
-    changed = {Verdict.REGRESSION, Verdict.IMPROVEMENT}
-    cases = comparison.cases
-    return any(case.confirmed for case in cases) and all(
-        case.confirmed for case in cases if case.verdict in changed
-    )
+    changed = _changed(comparison)
+    return bool(changed) and all(case.confirmed for case in changed)
+
+
+def _changed(comparison: Comparison) -> list[CaseComparison]:
+    moved = {Verdict.REGRESSION, Verdict.IMPROVEMENT}
+    return [case for case in comparison.cases if case.verdict in moved]
 
 
 def _word(comparison: Comparison, context: CommentContext) -> str | None:
@@ -254,6 +261,11 @@ def _closing(comparison: Comparison, context: CommentContext) -> Iterator[str]:
         if context.answer(case) is not None or context.is_told_only(case)
     ]
     yield "**What to do**\n"
+    if context.newest is not None:
+        yield (
+            "First label the pull request again: what follows is of an older commit, and the "
+            "newest one was not measured.\n"
+        )
     yield from steps(comparison, answered, context.policy, _ends(context), context.profile)
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,6 +48,15 @@ def bench_option(benchmark: str, params: str) -> str:
     """Give ` --bench PATTERN` for one case; nothing where its name is too long to be typed."""
     pattern = _pattern(benchmark, params)
     return f" --bench {pattern}" if len(pattern) <= LONGEST_PATTERN else ""
+
+
+def cases_option(cases: Sequence[tuple[str, str]]) -> str:
+    """Give ` --bench PATTERN` for several cases, benchmark and params each; nothing if too long."""
+    if len(cases) == 1:
+        return bench_option(*cases[0])
+    names = dict.fromkeys(re.escape(benchmark) for benchmark, _ in cases)
+    pattern = shlex.quote(f"^({'|'.join(names)})")
+    return f" --bench {pattern}" if names and len(pattern) <= LONGEST_PATTERN else ""
 
 
 def _pattern(benchmark: str, params: str) -> str:

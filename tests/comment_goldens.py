@@ -70,6 +70,7 @@ FASTER = case(
 STEADY = case(
     Verdict.NO_CHANGE,
     benchmark="attention.TreeAttention.time_attention",
+    head_value=8.016e-3,
     relative_change=0.002,
     interval_low=-0.008,
     interval_high=0.012,
@@ -78,6 +79,7 @@ OPEN = case(
     Verdict.INCONCLUSIVE,
     benchmark="prefill.Prefill.time_prefill",
     params="",
+    head_value=8.32e-3,
     relative_change=0.04,
     interval_low=-0.02,
     interval_high=0.1,
@@ -88,6 +90,7 @@ STAYED_OPEN = case(
     Verdict.INCONCLUSIVE,
     benchmark="generation.Generation.time_generate",
     params="",
+    head_value=8.78e-3,
     relative_change=0.097,
     interval_low=-0.19,
     interval_high=0.48,
@@ -109,6 +112,27 @@ GONE = case(
 )
 NEW = case(
     Verdict.NEW, benchmark="ladder.Ladder.time_rung", params="", reason="only at head", **UNMEASURED
+)
+DROPPED = case(
+    Verdict.SKIPPED,
+    benchmark="prefill.Prefill.time_prefill",
+    reason="skipped at head",
+    **(UNMEASURED | {"base_value": 3e-3}),
+)
+THIN = case(
+    Verdict.NOT_ENOUGH_HISTORY,
+    reason="1 sample at base",
+    n_base=1,
+    interval_low=None,
+    interval_high=None,
+    noise_rel=None,
+)
+REFUTED = case(
+    Verdict.NO_CHANGE,
+    relative_change=0.004,
+    interval_low=-0.011,
+    interval_high=0.019,
+    **AT,
 )
 SKIPPED = case(
     Verdict.SKIPPED,
@@ -139,6 +163,8 @@ def moved(one):
         params=one.key.params,
         environment_differs=True,
         confirmed=False,
+        base_value=one.base_value,
+        head_value=one.head_value,
         relative_change=one.relative_change,
         interval_low=one.interval_low,
         interval_high=one.interval_high,
@@ -150,6 +176,9 @@ GOLDENS = {  # cases, what else the context says
     "suspected": ([case(Verdict.REGRESSION), STEADY], {}),
     "improved": ([FASTER, RATE, STEADY], {}),
     "no_change": ([STEADY, SKIPPED], {}),
+    "refuted": ([REFUTED, STEADY], {}),
+    "removed": ([GONE, DROPPED, STEADY], {}),
+    "not_enough_history": ([THIN], {}),
     "inconclusive": ([OPEN, STAYED_OPEN, STEADY], {}),
     "failed": ([BROKEN, GONE, STEADY], {}),
     "mixed": ([SLOWER_TOO, SLOWER, BROKEN, OPEN, FASTER, STEADY, NEW], {}),

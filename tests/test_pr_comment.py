@@ -43,6 +43,17 @@ def test_every_comment_says_what_to_do_before_what_is_folded(name):
     assert not re.search(r"<summary>[^<]*`", text)
 
 
+def test_command_for_what_is_open_needs_no_stored_results():
+    """A reader's checkout has none: whose results they are, the pull request's job threw away."""
+    many = [case(Verdict.INCONCLUSIVE, benchmark=f"a.B.time_{name}") for name in "xy"]
+    untimed = case(Verdict.INCONCLUSIVE, benchmark="a.B.track_z", unit="tokens/s")
+
+    text = render(comparison(*many, untimed), CONTEXT)
+
+    assert r"--profile full --bench '^(a\.B\.time_x|a\.B\.time_y)'" in text
+    assert "ddtree-bench confirm" not in render(comparison(untimed), CONTEXT)
+
+
 def test_quiet_pull_request_opens_no_table():
     steady = case(Verdict.NO_CHANGE, confirmed=True)
 
@@ -211,6 +222,8 @@ def test_changes_that_were_measured_again_are_called_confirmed_and_others_are_no
     assert "Confirmed: both commits" in render(comparison(done, quiet), CONTEXT)
     assert "Confirmed" not in render(comparison(done, case(Verdict.IMPROVEMENT)), CONTEXT)
     assert "Confirmed" not in render(comparison(quiet), CONTEXT)
+    refuted = render(comparison(case(Verdict.NO_CHANGE, confirmed=True)), CONTEXT)
+    assert "Nothing is confirmed: what one pass flagged was measured again" in refuted
 
 
 @pytest.mark.parametrize("text", ["plain", *HOSTILE])
