@@ -17,6 +17,7 @@ import pytest
 
 from db.models import Commit
 from db.session import open_database, upgrade
+from tests.interpreter import save_repeated_work
 
 DEBIAN_PROGRAMS = Path("/usr/lib/postgresql")
 NUMBERS = count()
@@ -28,6 +29,11 @@ def pytest_addoption(parser):
         action="store_true",
         help="every prompt under every combination, not only its share (an hour of a core)",
     )
+
+
+def pytest_configure():
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        save_repeated_work()
 
 
 def pytest_collection_modifyitems(config, items):
