@@ -29,6 +29,7 @@ _LEVELS: Final[dict[Verdict, Literal["failure", "warning", "notice"]]] = {
     Verdict.REGRESSION: "failure",
     Verdict.FAILED: "failure",
     Verdict.REMOVED: "warning",
+    Verdict.SKIPPED: "warning",
     Verdict.INCONCLUSIVE: "warning",
 }
 
@@ -73,6 +74,8 @@ def _annotations(
         level = _LEVELS.get(case.verdict)
         if level == "failure" and case.verdict is Verdict.REGRESSION and not case.confirmed:
             level = "warning"
+        if case.verdict is Verdict.SKIPPED and case.base_value is None:
+            continue  # as before
         if case.key in answered:
             level = "notice"
         module = case.key.benchmark.split(".")[0]

@@ -11,6 +11,9 @@ from werkzeug import Request, Response
 
 from dashboard import forge_errors, forge_http, github
 from dashboard.github import GitHub
+from dashboard.pr_comment import CommentContext, render
+from db.cases import Verdict
+from tests.compared import case, comparison
 
 REPO = "octo/engine"
 MARKER = "<!-- ddtree-bench:suite -->"
@@ -339,6 +342,55 @@ def test_two_jobs_at_once_leave_one_comment(client, comments, other):
     assert comments.rows[0]["id"] == 1
 
 
+@pytest.mark.parametrize("attempt", range(3))
+def test_two_jobs_that_run_side_by_side_leave_one_comment(comments, httpserver, attempt):
+    address, done = httpserver.url_for("").rstrip("/"), []
+
+    def job(name):
+        with GitHub(TOKEN, address) as client:
+            body = f"{name} {attempt} {MARKER}"
+            done.append(client.upsert_comment(REPO, 7, MARKER, body, author="bench-bot"))
+
+    jobs = [threading.Thread(target=job, args=(name,)) for name in ("one", "two")]
+    for one in jobs:
+        one.start()
+    for one in jobs:
+        one.join()
+
+    assert len(done) == 2
+    (row,) = comments.rows
+    assert row["body"] in {f"one {attempt} {MARKER}", f"two {attempt} {MARKER}"}
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (403, forge_errors.ForbiddenError),
+        (404, forge_errors.NotFoundError),
+        (410, forge_errors.AnswerError),
+        (422, forge_errors.UnprocessableError),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST", "PATCH"])
+def test_refusal_of_each_call_for_a_comment_is_told_and_leaves_it_as_it_was(
+    client, comments, httpserver, waits, method, status, error
+):
+    """A fork's token, a pull request that is gone, a conversation that is locked."""
+    number = comments.add("bench-bot", f"old {MARKER}") if method == "PATCH" else None
+    path = COMMENTS if number is None else f"/repos/{REPO}/issues/comments/{number}"
+    message = "Resource not accessible by integration"
+    refused = httpserver.expect_oneshot_request(path, method=method)
+    refused.respond_with_json({"message": message}, status)
+    if method == "PATCH" and status == 404:
+        assert client.upsert_comment(REPO, 7, MARKER, MARKER, author="bench-bot")
+        return  # somebody deleted it: told by another test
+
+    with pytest.raises(error, match=f"{method} .*GitHub answered {status}: {message}"):
+        client.upsert_comment(REPO, 7, MARKER, MARKER, author="bench-bot")
+
+    assert (waits, comments.writes) == ([], [])
+
+
 def test_comments_that_a_race_left_behind_become_one(client, comments):
     for number in range(3):
         comments.add("bench-bot", f"job {number} {MARKER}")
@@ -403,6 +455,16 @@ def test_body_of_70_000_characters_is_refused_in_one_line(client, comments):
     with pytest.raises(forge_errors.UnprocessableError, match=r"422: .*maximum is 65536"):
         client.upsert_comment(REPO, 7, MARKER, MARKER + "x" * 70_000)
     assert comments.rows == []
+
+
+def test_comment_of_2000_slower_cases_is_short_enough_to_be_taken(client, comments):
+    cases = [case(Verdict.REGRESSION, benchmark=f"a.B.time_{number}") for number in range(2000)]
+    context = CommentContext(BASE, HEAD)
+
+    body = render(comparison(*cases), context)
+
+    assert len(render(comparison(*cases), context, limit_bytes=10**7)) > 70_000
+    assert client.upsert_comment(REPO, 7, MARKER, body).action == "created"
 
 
 def test_calls_are_few(client, comments, httpserver):
