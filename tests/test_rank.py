@@ -1,6 +1,7 @@
 """One of eight tensor-parallel ranks of Kimi K2.6: its sizes on `meta`, its step on a tiny cut."""
 
 from dataclasses import replace
+from functools import cache
 from math import prod
 
 import pytest
@@ -31,6 +32,11 @@ LONGEST = 189440  # committed tokens of the incident's longest context
 
 def small(seed=0, dtype=torch.float32):
     return random_rank(SMALL, device="cpu", dtype=dtype, seed=seed)
+
+
+@cache
+def shapes():
+    return preset(NAME, device="meta", dtype=torch.bfloat16)
 
 
 def engine_of(models, **config):
@@ -87,7 +93,7 @@ def test_ranks_that_do_not_divide_a_size_are_refused(num_ranks):
     ("page_size", "cache_layout"), [(1, "paged"), (64, "paged"), (64, "hybrid")]
 )
 def test_a_rank_fits_one_h200_with_its_longest_context(page_size, cache_layout):
-    models = preset(NAME, device="meta", dtype=torch.bfloat16)
+    models = shapes()
     config = EngineConfig(
         max_context=LONGEST + 1024, node_budget=64, page_size=page_size, cache_layout=cache_layout
     )
@@ -106,7 +112,7 @@ def test_a_rank_fits_one_h200_with_its_longest_context(page_size, cache_layout):
 
 
 def test_nothing_of_a_rank_is_drawn_on_meta():
-    models = preset(NAME, device="meta", dtype=torch.bfloat16)
+    models = shapes()
 
     held = [part for weight in models.target.tensors.values()
             for part in ([weight.packed, weight.scale] if isinstance(weight, Int4GroupWeight)

@@ -160,14 +160,13 @@ def test_the_table_of_experts_has_a_line_for_each_number_of_tokens(tmp_path, cap
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("named", [[], ["kimi-k2.6-tp8-rank"]])
-def test_a_rank_is_drawn_and_its_table_printed_and_kept(named, capsys, monkeypatch, tmp_path):
+def test_a_rank_is_drawn_and_its_table_printed_and_kept(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(_rank_table.RANKS, "kimi-k2.6-tp8-rank", SMALL)
     file = tmp_path / "rank.json"
     backends = ["--backends", "triton_split", "reference", "--moe-backend", "reference"]
     options = ["--steps", "2", "--prefill-chunk", "48", "--fill", "100", "--json", str(file)]
 
-    _rank_table.main([*named, "--contexts", "64", *backends, *options])
+    _rank_table.main(["--contexts", "64", *backends, *options])  # the whole rank, unless named
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("kimi-k2.6-tp8-rank: drawn in ")
@@ -194,6 +193,16 @@ def test_a_prompt_is_not_filled_in_no_chunks(capsys):
         _rank_table.main(["--fill", "100", "--prefill-chunk", "0"])
 
     assert "fill: expected a prefill chunk of at least 1, got 0" in capsys.readouterr().err
+
+
+def test_a_rank_is_drawn_by_its_name(capsys, monkeypatch):
+    monkeypatch.setitem(_rank_table.RANKS, "kimi-k2.6-tp8-rank-4-layers", SMALL)
+
+    _rank_table.main(["kimi-k2.6-tp8-rank-4-layers", "--backends", "none", "--contexts", "64"])
+
+    drawn, *_, failed = capsys.readouterr().out.splitlines()
+    assert drawn.startswith("kimi-k2.6-tp8-rank-4-layers: drawn in ")
+    assert failed.split()[:3] == ["64", "none", "failed:"]
 
 
 def test_only_ranks_have_such_a_table(capsys):
