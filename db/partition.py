@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 Logs = NDArray[np.float64]
 
@@ -23,6 +23,10 @@ PENALTY = 3.0  # of a boundary, in log(n) noise variances
 CLIP_SIGMAS = 3.0  # how far a lone result may lie from its neighbours when proposing
 MIN_NOISE = 1e-4  # of the log; asv rounds its statistics to about five digits
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
+FEW = 8  # series up to which each is cut by itself, a few ends at once
+ENDS_AT_ONCE = 16
+TOO_LATE = np.where(np.tri(ENDS_AT_ONCE, k=-1, dtype=np.bool_), 0.0, np.inf)  # by end and start
+LEAST_WEIGHT = 1e-300
 BATCH_CELLS = 16_384  # results that are cut together: their costs fit the second-level cache
 
 
@@ -95,6 +99,13 @@ class _Batch:
 
         Source: Jackson et al., An algorithm for optimal partitioning of data on an interval (2005).
         """
+        if len(self.sums) <= FEW:
+            every = range(len(self.sums))
+            return np.stack([self._starts_of_one(row, min_segment) for row in every])
+        return self._starts_of_all(min_segment)
+
+    def _starts_of_all(self, min_segment: int) -> NDArray[np.int64]:
+        """Go from end to end, all series at once."""
         sums, weights = self.sums, self.weights
         size = sums.shape[1] - 1
         # best[:, t] is the least cost of the first t values, less their sum of squares.
@@ -115,6 +126,68 @@ class _Batch:
             chosen = gains.argmin(axis=1)
             best[:, end], starts[:, end] = gains[rows, chosen] + self.penalties, chosen
         return starts
+
+    def _starts_of_one(self, row: int, min_segment: int) -> NDArray[np.int64]:
+        """Take some ends at once, as calls cost more than the work in them: the same, bit by bit.
+
+        Starts before the first of these ends serve all of them. Those among them are looked at
+        afterwards: it is seldom that a level so short is best, and then they are gone through.
+        """
+        sums, size, penalty = self.sums[row], self.sums.shape[1] - 1, float(self.penalties[row])
+        best = np.full(1 + size, np.inf)
+        best[0] = 0.0
+        starts = np.zeros(1 + size, dtype=np.int64)
+        rows = np.arange(ENDS_AT_ONCE)
+        lengths = self._lengths(row)
+        for first in range(min_segment, size + 1, ENDS_AT_ONCE):
+            after = min(first + ENDS_AT_ONCE, size + 1)
+            last, known = after - min_segment, first - min_segment + 1
+            gains = sums[first:after, None] - sums[:last]
+            gains *= gains
+            gains /= lengths(first, after, last)
+            costs = best[:known] - gains[:, :known]
+            chosen = costs.argmin(axis=1)
+            lowest = costs[rows[: len(costs)], chosen]
+            best[first:after] = lowest + penalty
+            young = best[known:last] - gains[:, known:]
+            young += TOO_LATE[: len(young), : young.shape[1]]
+            if (young < lowest[:, None]).any():
+                costs_before = best[known:first].tolist()
+                found = _gone_through(costs_before, gains[:, known:], lowest.tolist(), penalty)
+                best[first:after] = costs_before[min_segment - 1 :]
+                for place, start in found.items():
+                    chosen[place] = known + start
+            starts[first:after] = chosen
+        return starts
+
+    def _lengths(self, row: int) -> Callable[[int, int, int], Logs]:
+        """Give what tells the lengths, or weights, from the first starts to each of some ends.
+
+        Those from a start that is later than the end are no lengths, and above 0.
+        """
+        size = self.sums.shape[1] - 1
+        if self.weights is not None:
+            weights = self.weights[row]
+            return lambda first, after, last: np.maximum(
+                weights[first:after, None] - weights[:last], LEAST_WEIGHT
+            )
+        falling = np.maximum(np.arange(size, -size, -1, dtype=np.float64), 1.0)
+        to_end = sliding_window_view(falling, max(size, 1))  # row `size - end` is of `end`
+        return lambda first, after, last: to_end[size - after + 1 : size - first + 1][::-1, :last]
+
+
+def _gone_through(
+    costs: list[float], gains: Logs, lowest: Sequence[float], penalty: float
+) -> dict[int, int]:
+    """Give the starts among some ends that are best for one of them; append each end's cost."""
+    found = {}
+    for place, (low, row) in enumerate(zip(lowest, gains.tolist(), strict=True)):
+        least = low
+        for start, (cost, gain) in enumerate(zip(costs[:place], row, strict=False)):
+            if cost - gain < least:
+                least, found[place] = cost - gain, start
+        costs.append(least + penalty)
+    return found
 
 
 def _weights(spreads: Logs) -> Logs:

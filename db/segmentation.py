@@ -33,6 +33,7 @@ __all__ = [
 
 SHORT = 8  # results of a level that may be no more than an odd stretch
 SETTLED = 6  # results of a level that is not young any more
+TELLING = 5  # results that tell their own noise
 CALM = 2.0  # times the spread of the calmest third, beyond which a result is left out
 REACH = 30  # results on each side of a boundary that are looked at
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
@@ -61,6 +62,14 @@ class Seen:
     logs: Logs
     tamed: Logs
     spreads: Logs | None = None
+    _sides: dict[tuple[int, int], _Side] = field(default_factory=dict, repr=False, compare=False)
+
+    def side(self, start: int, end: int) -> _Side:
+        """Give what a stretch shows; most are asked for by several boundaries."""
+        found = self._sides.get((start, end))
+        if found is None:
+            found = self._sides[start, end] = _Side.of(self, slice(start, end))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +114,16 @@ class _Judging:
     def keep(self, proposed: Sequence[int]) -> list[Boundary]:
         """Drop boundaries until every one that is left holds up."""
         edges = [0, *proposed, len(self.seen.logs)]
-        while len(edges) > 2:
-            found = [self._at(edges, place) for place in range(1, len(edges) - 1)]
-            weakest = min(found, key=lambda boundary: boundary.strength)
+        found = [self._at(edges, place) for place in range(1, len(edges) - 1)]
+        while found:
+            weakest = min(found, key=_strength)
             if weakest.strength >= 1.0:
-                return found
-            edges.remove(self._to_drop(edges, edges.index(weakest.index)))
-        return []
+                break
+            gone = edges.index(self._to_drop(edges, edges.index(weakest.index)))
+            del edges[gone], found[gone - 1]
+            for place in range(max(gone - 1, 1), min(gone, len(found)) + 1):
+                found[place - 1] = self._at(edges, place)
+        return found
 
     def _to_drop(self, edges: list[int], place: int) -> int:
         """Drop a neighbour instead where that lets the weakest hold, better than the reverse.
@@ -133,18 +145,25 @@ class _Judging:
         return self._at(kept, place - (gone < place))
 
     def _at(self, edges: list[int], place: int) -> Boundary:
-        span = edges[place - 1], edges[place], edges[place + 1]
-        if span not in self.known:
-            self.known[span] = judge(self.seen, span, self.strictness)
-        return self.known[span]
+        index = edges[place]
+        start, end = max(edges[place - 1], index - REACH), min(edges[place + 1], index + REACH)
+        found = self.known.get((start, index, end))
+        if found is None:
+            found = judge(self.seen, (start, index, end), self.strictness)
+            self.known[start, index, end] = found
+        return found
+
+
+def _strength(boundary: Boundary) -> float:
+    return boundary.strength
 
 
 def judge(seen: Seen, span: tuple[int, int, int], strictness: Strictness) -> Boundary:
     """Weigh the boundary in the middle of `span` by the values close to it."""
     start, index, end = span
-    spans = slice(max(start, index - REACH), index), slice(index, min(end, index + REACH))
-    before, after = (_Side.of(seen, one) for one in spans)
-    shift = median(after.logs) - median(before.logs)
+    start, end = max(start, index - REACH), min(end, index + REACH)
+    before, after = seen.side(start, index), seen.side(index, end)
+    shift = after.level - before.level
     least = min(len(before.logs), len(after.logs))
     if least < strictness.min_segment:
         return Boundary(index, shift, 1.0, 0.0)
@@ -156,8 +175,8 @@ def judge(seen: Seen, span: tuple[int, int, int], strictness: Strictness) -> Bou
     limit = strictness.max_p_value if abs(shift) < large else strictness.max_large_p_value
     most = limit, strictness.max_tamed_p_value
     certainty, p_value = _certainty([(one.logs, one.tamed) for one in (before, after)], most)
-    every = [(seen.logs[one], seen.tamed[one]) for one in spans]
-    if sum(len(logs) for logs, _ in every) > len(before.logs) + len(after.logs):
+    if end - start > len(before.logs) + len(after.logs):
+        every = [(seen.logs[a:b], seen.tamed[a:b]) for a, b in ((start, index), (index, end))]
         # What is left out makes no step less certain.
         certainty, p_value = max((certainty, p_value), _certainty(every, most))
     return Boundary(index, shift, p_value, min(size, certainty))
@@ -179,18 +198,22 @@ class _Side:
 
     logs: Logs
     tamed: Logs
+    level: float
+    scatter: float  # robust standard deviation
     spread: float | None
 
     @classmethod
     def of(cls, seen: Seen, where: slice) -> _Side:
         """Leave out what scattered far more than the calmest third, if enough is left."""
-        if seen.spreads is None or not seen.spreads[where].size:
-            return cls(seen.logs[where], seen.tamed[where], None)
-        here = seen.spreads[where]
-        calm = here <= CALM * np.sort(here)[(len(here) - 1) // 3]
-        if int(calm.sum()) < SETTLED:
-            calm[:] = True
-        return cls(seen.logs[where][calm], seen.tamed[where][calm], median(here[calm]))
+        logs, tamed, spread = seen.logs[where], seen.tamed[where], None
+        if seen.spreads is not None and seen.spreads[where].size:
+            here = seen.spreads[where]
+            calm = here <= CALM * np.sort(here)[(len(here) - 1) // 3]
+            if int(calm.sum()) < SETTLED:
+                calm[:] = True
+            logs, tamed, spread = logs[calm], tamed[calm], median(here[calm])
+        level = median(logs)
+        return cls(logs, tamed, level, MAD_TO_SIGMA * median(np.abs(logs - level)), spread)
 
 
 def _needed(scatter: float, strictness: Strictness, *, is_young: bool) -> float:
@@ -207,11 +230,8 @@ def _needed(scatter: float, strictness: Strictness, *, is_young: bool) -> float:
 
 def _scatter(before: _Side, after: _Side) -> float:
     """Take the noisier side; one too short to tell its noise has its samples' instead."""
-    sides = [side for side in (before, after) if len(side.logs) >= 5]
-    known = [
-        MAD_TO_SIGMA * median(np.abs(side.logs - median(side.logs)))
-        for side in sides or (before, after)
-    ]
+    sides = [side for side in (before, after) if len(side.logs) >= TELLING]
+    known = [side.scatter for side in sides or (before, after)]
     if len(sides) == 1 and before.spread and after.spread:
         known.append(known[0] * max(before.spread, after.spread) / (sides[0].spread or 1.0))
     return max(known)

@@ -8,6 +8,8 @@ import pytest
 from scipy.stats import mannwhitneyu
 
 from db.partition import (
+    ENDS_AT_ONCE,
+    FEW,
     MIN_SEGMENT,
     PENALTY,
     Tamed,
@@ -136,10 +138,29 @@ def test_many_series_are_cut_as_each_alone():
         None if index % 2 else rng.uniform(0.01, 0.1, len(s)) for index, s in enumerate(series)
     ]
 
-    together = propose_many([Tamed.of(*one) for one in zip(series, spreads, strict=True)])
+    copies = FEW // len(series) + 1  # enough to be cut together
+    parts = [Tamed.of(*one) for one in zip(series, spreads, strict=True)]
+    together = propose_many(copies * parts)[-len(series) :]
 
     assert together == [propose(s, spreads=apart) for s, apart in zip(series, spreads, strict=True)]
     assert together[3] == [50]
+
+
+def test_levels_shorter_than_what_is_looked_at_together_are_cut_as_one_by_one():
+    rng = np.random.default_rng(4)
+    series = []
+    for _ in range(FEW + 1):
+        lengths = rng.integers(1, ENDS_AT_ONCE, 30)
+        levels = np.repeat(rng.integers(0, 4, len(lengths)), lengths)
+        series.append(0.02 * levels + 0.01 * rng.integers(0, 2, len(levels)))  # many ties
+    spreads = [
+        None if index % 2 else rng.uniform(0.01, 0.1, len(s)) for index, s in enumerate(series)
+    ]
+
+    together = propose_many([Tamed.of(*one) for one in zip(series, spreads, strict=True)])
+
+    assert together == [propose(s, spreads=apart) for s, apart in zip(series, spreads, strict=True)]
+    assert min(min(np.diff(found)) for found in together) == MIN_SEGMENT
 
 
 def test_a_few_odd_results_before_a_step_do_not_hide_it():
