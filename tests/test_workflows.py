@@ -282,6 +282,36 @@ def test_shellcheck_finds_nothing_in_any_script(tmp_path):
     assert (done.returncode, done.stdout) == (0, "")
 
 
+def test_githubs_schema_of_workflows_is_kept():
+    checker = ("-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows")
+    paths = [FOLDER / name for name in NAMES]
+
+    done = subprocess.run(
+        [sys.executable, *checker, *paths], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stdout
+
+
+def test_auditor_of_workflows_finds_nothing_but_what_is_answered_for():
+    """Injection, caches that are poisoned, tokens left behind, permissions, pins, triggers."""
+    told = ("--offline", "--no-progress", "--quiet", "--format=plain")
+
+    done = subprocess.run(
+        [Path(sys.executable).parent / "zizmor", *told, FOLDER],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout
+    ignored = re.findall(
+        r"zizmor: ignore\[(.+)\]",
+        "".join((FOLDER / name).read_text(encoding="utf-8") for name in NAMES),
+    )
+    assert ignored == ["dangerous-triggers"]
+
+
 EVENTS = {"push", "pull_request", "workflow_dispatch", "workflow_run", "schedule"}
 KEYS = {  # what a mistyped key would be ignored for
     "": {"name", "on", "permissions", "concurrency", "jobs"},
