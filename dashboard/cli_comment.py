@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -18,7 +20,7 @@ from dashboard.cli_base import (
     pass_app,
     token_in,
 )
-from dashboard.cli_compare import stored_comparison
+from dashboard.cli_compare import stored_comparison, told_as_json
 from dashboard.cli_exit import RefusedError, RefusedResultsError
 from dashboard.cli_gate import (
     POLICY,
@@ -45,6 +47,15 @@ if TYPE_CHECKING:
     from db.gate import Gate
 
 
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """A comparison, what is said of it, and what the gate makes of it."""
+
+    comparison: Comparison
+    body: str
+    gated: Gate | None
+
+
 class _Asked(TypedDict):
     """The command line's options."""
 
@@ -59,6 +70,7 @@ class _Asked(TypedDict):
     author: str | None
     check: bool
     summary: Path | None
+    json: Path | None
     fail_on: str | None
     policy: Path | None
     base_policy: str | None
@@ -96,6 +108,11 @@ class _Asked(TypedDict):
     type=click.Path(dir_okay=False, path_type=Path),
     help="Append the Markdown to a job's summary.",
 )
+@click.option(
+    "--json",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write to a file what the comment says, as `compare --json` prints it.",
+)
 @fail_on_option
 @policy_option
 @click.option(
@@ -121,7 +138,7 @@ def comment(app: App, **asked: Unpack[_Asked]) -> None:
     ):
         raise RefusedError("base policy: expected --fail-on and --repository, and no --policy")
     if asked["dry_run"] and asked["base"] is not None and asked["artifact"] is None:
-        click.echo(_said(app, PullRequest(0, asked["base"], asked["head"]), asked, judged)[1])
+        click.echo(_said(app, PullRequest(0, asked["base"], asked["head"]), asked, judged).body)
         return
     if asked["gitlab"] is not None:
         _note(app, asked["gitlab"], asked, judged)
@@ -132,7 +149,7 @@ def comment(app: App, **asked: Unpack[_Asked]) -> None:
         found = PullRequest(target.number, base, target.head)
         said = _said(app, found, asked, judged, _stored(app, found, asked))
         if asked["dry_run"]:
-            click.echo(said[1])
+            click.echo(said.body)
             return
         _write(client, found, asked, said)
 
@@ -150,23 +167,21 @@ def _note(app: App, api_url: str, asked: _Asked, judged: Judge | None) -> None:
     number, base = asked["pr"], asked["base"]
     if number is None or base is None or asked["check"] or asked["artifact"] is not None:
         raise RefusedError("gitlab: expected --pr and --base, and neither --check nor --artifact")
-    body = _said(app, PullRequest(number, base, asked["head"]), asked, judged)[1]
+    body = _said(app, PullRequest(number, base, asked["head"]), asked, judged).body
     with gitlab_http(token_in("GITLAB_TOKEN"), api_url) as http:
         notes = MergeRequestNotes(http, asked["repo"], number)
         done = Sticky(notes, MARKER, asked["author"] or login(http)).upsert(body)
     click.echo(f"comment: {done.action} {done.url}")
 
 
-def _write(
-    client: GitHub, target: PullRequest, asked: _Asked, said: tuple[Comparison, str, Gate | None]
-) -> None:
+def _write(client: GitHub, target: PullRequest, asked: _Asked, said: _Said) -> None:
     """Put what is to be said where it was asked for: summary, check, comment."""
-    comparison, body, gated = said
+    body, gated = said.body, said.gated
     if asked["summary"] is not None:
         with asked["summary"].open("a", encoding="utf-8") as file:
             file.write(f"{body}\n")
     if asked["check"]:
-        run = check_run(comparison, asked["head"], body, gated)
+        run = check_run(said.comparison, asked["head"], body, gated)
         click.echo(f"check: {run.conclusion} {client.create_check(asked['repo'], run)}")
         for line in [] if gated is None else gate_lines(gated):
             click.echo(line, err=True)
@@ -207,8 +222,8 @@ def _stored(app: App, target: PullRequest, asked: _Asked) -> object:
 
 def _said(
     app: App, target: PullRequest, asked: _Asked, judged: Judge | None, decisions: object = None
-) -> tuple[Comparison, str, Gate | None]:
-    """Return the comparison, what is said of it, and what the gate makes of it."""
+) -> _Said:
+    """Compare what is stored, and say it; as JSON in a file where that was asked for."""
     with app.reading() as session:
         base, head = resolve_commit(session, target.base), resolve_commit(session, asked["head"])
         comparison = stored_comparison(session, base, head, machine=asked["machine"])
@@ -221,4 +236,7 @@ def _said(
     context = CommentContext(
         base, head, newest=newest, dashboard=asked["dashboard"], policy=policy, gate=gated
     )
-    return comparison, render(comparison, context, found), gated
+    if asked["json"] is not None:
+        told = told_as_json((base, head), comparison, found, gated)
+        asked["json"].write_text(f"{json.dumps(told, allow_nan=False)}\n", encoding="utf-8")
+    return _Said(comparison, render(comparison, context, found), gated)

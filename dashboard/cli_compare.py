@@ -20,9 +20,13 @@ from db.compare import compare as compare_cases
 from db.queries import case_results, resolve_commit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from sqlalchemy.orm import Session
+
+    from db.change_queries import ExplainedCases
+    from db.gate import Gate
 
 MERGE_BASE = "merge-base"
 
@@ -48,6 +52,18 @@ def stored_comparison(
             on = f" on machine {machine}" if machine else ""
             raise MissingResultsError(f"results: expected some of {commit[:12]}{on}, found none")
     return compare_cases(baseline, contender)
+
+
+def told_as_json(
+    ends: tuple[str, str],
+    comparison: Comparison,
+    found: Sequence[ExplainedCases],
+    gated: Gate | None,
+) -> dict[str, object]:
+    """Give all that is said of two commits, as plain values for strict JSON."""
+    more: dict[str, object] = {"findings": [one.to_dict() for one in found]}
+    more |= {} if gated is None else {"gate": gated.to_dict()}
+    return {"base": ends[0], "head": ends[1], **comparison.to_dict(), **more}
 
 
 @click.command()
@@ -84,9 +100,7 @@ def compare(app: App, /, base: str, head: str, **asked: Unpack[_Asked]) -> None:
         found = explained(session, base, head, comparison)
     gated = None if judged is None else judged(comparison)
     if as_json:
-        more: dict[str, object] = {"findings": [one.to_dict() for one in found]}
-        more |= {} if gated is None else {"gate": gated.to_dict()}
-        print_json({"base": base, "head": head, **comparison.to_dict(), **more})
+        print_json(told_as_json((base, head), comparison, found, gated))
     elif asked["markdown"]:
         click.echo(render(comparison, CommentContext(base, head, gate=gated), found))
     else:

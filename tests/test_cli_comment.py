@@ -23,6 +23,7 @@ from tests.command_on_tree import (
     empty_tree,
     one_line,
     small_tree,
+    strict,
 )
 
 
@@ -231,7 +232,8 @@ def test_artifact_becomes_a_confirmed_comment_a_failed_check_and_a_summary(arriv
     )
     began = time.perf_counter()
 
-    result = arrived.comment(archive, "--summary", str(tmp_path / "summary.md"))
+    files = ("--summary", str(tmp_path / "summary.md"), "--json", str(tmp_path / "told.json"))
+    result = arrived.comment(archive, *files)
 
     took_s = time.perf_counter() - began
     assert result.exit_code == ExitCode.OK, result.output
@@ -243,6 +245,9 @@ def test_artifact_becomes_a_confirmed_comment_a_failed_check_and_a_summary(arriv
     (note,) = check["output"]["annotations"]
     assert (note["path"], note["annotation_level"]) == ("benchmarks/step.py", "failure")
     assert (tmp_path / "summary.md").read_text() == f"{row['body']}\n"
+    told = strict((tmp_path / "told.json").read_text())
+    assert (told["base"], told["head"], told["gate"]["passes"]) == (BASE, SLOWER, False)
+    assert [one["confirmed"] for one in told["cases"] if one["verdict"] == "regression"] == [True]
     calls = [f"{asked.method} {asked.path}" for asked, _ in arrived.server.log]
     assert len(calls) == 6, calls  # who, from where, the check; read, write, read again
     assert took_s < 30.0
