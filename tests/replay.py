@@ -2,22 +2,20 @@
 
     python -m tests.replay SERIES.npz [--detector ours --detector asv --detector otava] [--tuning]
 
-SERIES may also be the root of an asv results tree, or what `tests.record_series` wrote. A planted step is found if an alarm within
-`NEAR` results of it is raised at most `WITHIN` commits after it. Otava is needed for its own column
-only (`pip install --no-deps --target FOLDER apache-otava==0.8.0`, with FOLDER on PYTHONPATH).
+SERIES may also be the root of an asv results tree, or what `tests.record_series` wrote. A planted
+step is found if an alarm within `NEAR` results of it is raised at most `WITHIN` commits after it.
+Several detectors see the same windows, steps and shuffles, and end as a table; `--windows` takes
+fewer of them. How fast they are: `tests.replay_speed`. Where Otava comes from: `replay_detectors`.
 """
 
-import importlib
-import time
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 import click
 import numpy as np
 from scipy.stats import beta
 
-from db.change_points import Observed, detect_many
+from tests.replay_detectors import DETECTORS
 from tests.replay_series import (
     GPU_NOISES,
     WINDOW,
@@ -29,12 +27,12 @@ from tests.replay_series import (
 
 NEAR = 3  # results between a step and an alarm that is about it
 WITHIN = 5  # commits after a step
-RELEVANT_REL = 0.02  # least change that Otava and asv may call one; ours has it built in
 STEPS_REL = (0.03, 0.05, 0.10)
 FIRST, LAST = 30, 90  # where in a window steps are planted
 GPU_SIZE, GPU_STEP, GPU_STEP_REL = 80, 60, 0.03
 DELAY_NOISE_REL, DELAY_STEP_REL = 0.005, 0.02
 CONFIDENCE = 0.95
+SHUFFLES, RESAMPLES = 5, 2000  # of each window; of the windows
 SEED = 20261130
 
 
@@ -64,40 +62,6 @@ class Alarms:
         for index in found:
             if all(abs(index - earlier) > NEAR for earlier, _ in self.raised):
                 self.raised.append((index, known))
-
-
-def ours(noise, sizes):
-    """Find the change points of each beginning of a series."""
-    found = detect_many([Observed(noise.values[:size], **noise.told_until(size)) for size in sizes])
-    return [[point.index for point in points] for points in found]
-
-
-def asv(noise, sizes):
-    """Take the boundaries of asv's steps."""
-    detect_steps = importlib.import_module("asv.step_detect").detect_steps
-    every = (pairwise(detect_steps(noise.values[:size].tolist(), None)) for size in sizes)
-    return [
-        [after[0] for before, after in steps if abs(after[2] / before[2] - 1.0) >= RELEVANT_REL]
-        for steps in every
-    ]
-
-
-def otava(noise, sizes):
-    """Take Otava's change points, window and p-value as it comes."""
-    compute = importlib.import_module("otava.analysis").compute_change_points
-    every = (
-        compute(
-            noise.values[:size].tolist(),
-            window_len=50,
-            max_pvalue=0.001,
-            min_magnitude=RELEVANT_REL,
-        )[0]
-        for size in sizes
-    )
-    return [[point.index for point in points] for points in every]
-
-
-DETECTORS = {"ours": ours, "asv": asv, "otava": otava}
 
 
 def alarms(detector, noise):
@@ -166,36 +130,45 @@ def delay(detector, num):
     return float(np.median(delays))
 
 
-def rate(series, name):
-    """Give results a second; ours takes all series at once, the others have no such way."""
-    began = time.perf_counter()
-    if name == "ours":
-        detect_many([Observed(values) for values in series])
-    else:
-        for values in series:
-            DETECTORS[name](Noise(values), [len(values)])
-    return sum(map(len, series)) / (time.perf_counter() - began)
+def shuffled_rate(windows, detector, rng, num):
+    """Say the rate of alarms over windows that are shuffled several times, and how sure it is.
+
+    The interval is that of other windows: a resample of them, each with all its shuffles.
+    """
+    raised = np.zeros(len(windows))
+    for _ in range(num):
+        mixed = [Noise(shuffled(window, rng)) for window in windows]
+        raised += [len(alarms(detector, one)) for one in mixed]
+    a_hundred = 100.0 * raised / (num * np.array([len(window) for window in windows]))
+    chosen = np.random.default_rng(SEED).integers(len(windows), size=(RESAMPLES, len(windows)))
+    low, high = np.quantile(
+        a_hundred[chosen].mean(axis=1), ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
+    )
+    return f"{a_hundred.mean():.3f} ({low:.3f} to {high:.3f}, {num} shuffles)"
 
 
-def report(series, name, num, echo=click.echo):
-    """Judge one detector and say all that the targets ask."""
-    detector, rng = DETECTORS[name], np.random.default_rng(SEED)
-    windows = flat_windows(series)
+def judged(windows, name, num, shuffles, rng):
+    """Judge one detector; yield what is asked of it and how it did."""
+    detector = DETECTORS[name]
+    for change in STEPS_REL:
+        yield f"found {change:.0%}", str(recall_on(windows, detector, change))
+    rate = alarms_on([Noise(window) for window in windows], detector)
+    yield "alarms per 100 commits", f"{rate:.3f}"
+    yield "alarms per 100 commits, shuffled", shuffled_rate(windows, detector, rng, shuffles)
+    for kind in GPU_NOISES:
+        found, raised = gpu_noise(kind, detector, max(num // 4, 1))
+        yield kind, f"found {found}, {raised:.3f} alarms"
+    found = delay(detector, max(num // 4, 1))
+    yield f"delay of +{DELAY_STEP_REL:.0%}", f"{found:.0f} commits"
+
+
+def some_windows(series, num):
+    """Choose flat windows, the same for every detector, and give what chooses next."""
+    windows, rng = flat_windows(series), np.random.default_rng(SEED)
     if not windows:
         raise click.ClickException(f"no flat window of {WINDOW} results in {len(series)} series")
     kept = sorted(rng.permutation(len(windows))[:num].tolist())
-    windows = [windows[index] for index in kept]
-    echo(f"{name}: {len(windows)} flat windows of {len(series)} series")
-    for change in STEPS_REL:
-        echo(f"  found {change:.0%}: {recall_on(windows, detector, change)}")
-    echo(f"  alarms per 100 commits: {alarms_on([Noise(w) for w in windows], detector):.3f}")
-    mixed = [Noise(shuffled(window, rng)) for window in windows]
-    echo(f"  alarms per 100 commits, shuffled: {alarms_on(mixed, detector):.3f}")
-    for kind in GPU_NOISES:
-        found, raised = gpu_noise(kind, detector, max(num // 4, 1))
-        echo(f"  {kind}: found {found}, {raised:.3f} alarms")
-    echo(f"  delay of +{DELAY_STEP_REL:.0%}: {delay(detector, max(num // 4, 1)):.0f} commits")
-    echo(f"  {rate(series if name == 'ours' else series[:40], name):,.0f} points/s")
+    return [windows[index] for index in kept], rng
 
 
 @click.command()
@@ -203,11 +176,27 @@ def report(series, name, num, echo=click.echo):
 @click.option("--detector", "names", type=click.Choice(sorted(DETECTORS)), multiple=True)
 @click.option("--tuning", is_flag=True, help="The series that may be looked at while tuning.")
 @click.option("--windows", "num", type=click.IntRange(1), default=400, show_default=True)
-def main(path, names, tuning, num):
+@click.option("--shuffles", type=click.IntRange(1), default=SHUFFLES, show_default=True)
+def main(path, names, tuning, num, shuffles):
     """Judge detectors on the series of PATH."""
-    chosen = series_of(path)[0 if tuning else 1 :: 2]
-    for name in names or ["ours"]:
-        report(chosen, name, num)
+    series, rows = series_of(path)[0 if tuning else 1 :: 2], {}
+    names = names or ["ours"]
+    for name in names:
+        windows, rng = some_windows(series, num)
+        click.echo(f"{name}: {len(windows)} flat windows of {len(series)} series")
+        for what, told in judged(windows, name, num, shuffles, rng):
+            click.echo(f"  {what}: {told}")
+            rows.setdefault(what, []).append(told)
+    for line in markdown(names, rows) if len(names) > 1 else ():
+        click.echo(line)
+
+
+def markdown(names, rows):
+    """Put the detectors side by side."""
+    yield "| " + " | ".join(["", *names]) + " |"
+    yield "|---" * (1 + len(names)) + "|"
+    for what, told in rows.items():
+        yield "| " + " | ".join([what, *told]) + " |"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.replay import Alarms, alarms, gpu_noise, is_found, ours
+from tests.replay import Alarms, alarms, gpu_noise, is_found
+from tests.replay_detectors import ours
 from tests.replay_series import GPU_NOISES, Noise, flat_windows, is_flat, shuffled
 
 NUM = 12
