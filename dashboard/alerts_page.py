@@ -15,7 +15,7 @@ from dashboard.selection import link_query
 from dashboard.theme import BadgeColour
 from dashboard.units import change_text, commit_text, display_unit
 from dashboard.url_filters import UrlFilters, url_filters
-from dashboard.words import case_name, count_text, escaped
+from dashboard.words import case_name, count_text, escaped, heads
 from db.alert_queries import AlertView, Precision
 from db.alerts import BY_THE_SERVICE, LIVE
 from db.columns import AlertState
@@ -111,9 +111,10 @@ def _table(shown: Sequence[AlertView]) -> None:
         table,
         hide_index=True,
         column_config={
-            "change_pct": st.column_config.NumberColumn("change (%)", format="%+.1f"),
+            **heads(table),
+            "change_pct": st.column_config.NumberColumn("Change (%)", format="%+.1f"),
             "opened": st.column_config.DatetimeColumn(
-                "opened", timezone=st.context.timezone, format="YYYY-MM-DD HH:mm"
+                "Opened", timezone=st.context.timezone, format="YYYY-MM-DD HH:mm"
             ),
         },
     )

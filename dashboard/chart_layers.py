@@ -34,6 +34,22 @@ def small(frame: pd.DataFrame) -> alt.Chart:
     return alt.Chart(alt.InlineData(values=rows))
 
 
+def row_names(base: alt.Chart, *, left_px: float = 2) -> alt.Chart:
+    """Write the name of each row above it: beside it, long ones would fill a narrow chart."""
+    text = base.mark_text(
+        align="left",
+        baseline="bottom",
+        dx=left_px,
+        dy=-9,
+        fontSize=11,
+        color=GREY,
+        limit=alt.ExprRef(f"width - {left_px}"),
+    )
+    at_the_edge = alt.XValue(0)  # type: ignore[no-untyped-call]
+    chart: alt.Chart = text.encode(x=at_the_edge, text=alt.Text("case:N"))
+    return chart
+
+
 def order_scale() -> alt.Scale:
     """Use the width for the commits at hand, not for those before them."""
     return alt.Scale(zero=False, nice=False, padding=14)

@@ -5,36 +5,39 @@ from typing import Final
 import altair as alt
 import pandas as pd
 
+from dashboard.chart_layers import row_names
 from dashboard.compare_frames import HeatMap
 from dashboard.theme import BLUE, GREEN, GREY, ORANGE, VERMILION
 
-_ROW_PX: Final = 24
+_ROW_PX: Final = 40
 _CELL_PX: Final = 34
 # What title, legend and axis take of the height, which a page gives to all of them together.
 _FRAME_PX: Final = 130
 # Changes are coloured up to this one; larger ones are as dark.
 _FULL_PCT: Final = 25.0
-_VERDICT_COLOURS: Final = {
-    "regression": VERMILION,
-    "improvement": GREEN,
-    "inconclusive": ORANGE,
-    "no change": BLUE,
-    "not enough history": GREY,
+# By a colour and a shape.
+_VERDICT_STYLES: Final = {
+    "regression": (VERMILION, "triangle-up"),
+    "improvement": (GREEN, "triangle-down"),
+    "inconclusive": (ORANGE, "diamond"),
+    "no change": (BLUE, "circle"),
+    "not enough history": (GREY, "square"),
 }
-_VERDICT_SHAPES: Final = ("triangle-up", "triangle-down", "diamond", "circle", "square")
 
 
 def intervals(frame: pd.DataFrame, *, relevance_pct: float) -> alt.LayerChart:
     """Draw each change with its interval over its noise band; rules mark what is relevant."""
-    y = alt.Y("case:N", sort=frame["case"].tolist(), title=None, axis=alt.Axis(labelLimit=420))
+    y = alt.Y("case:N", sort=frame["case"].tolist(), axis=None)
     x = alt.X("change_pct:Q", title="relative change (%)")
-    names = list(_VERDICT_COLOURS)
+    met = set(frame["verdict"])
+    names = [verdict for verdict in _VERDICT_STYLES if verdict in met]
+    colours, shapes = zip(*(_VERDICT_STYLES[verdict] for verdict in names), strict=True)
     colour = alt.Color(
         "verdict:N",
-        scale=alt.Scale(domain=names, range=list(_VERDICT_COLOURS.values())),
-        legend=alt.Legend(orient="top", title=None),
+        scale=alt.Scale(domain=names, range=colours),
+        legend=alt.Legend(orient="top", title=None, columns=2),
     )
-    shape = alt.Shape("verdict:N", scale=alt.Scale(domain=names, range=list(_VERDICT_SHAPES)))
+    shape = alt.Shape("verdict:N", scale=alt.Scale(domain=names, range=shapes))
     tooltip = [
         alt.Tooltip("case:N"),
         alt.Tooltip("machine:N"),
@@ -55,6 +58,7 @@ def intervals(frame: pd.DataFrame, *, relevance_pct: float) -> alt.LayerChart:
         base.mark_point(filled=True, size=80, opacity=1).encode(
             x=x, color=colour, shape=shape, tooltip=tooltip
         ),
+        row_names(base),
     ]
     height = _FRAME_PX + _ROW_PX * len(frame)
     return alt.LayerChart(data=frame, layer=layers, height=height)

@@ -70,10 +70,11 @@ def table_of(cases: Sequence[CaseComparison]) -> pd.DataFrame:
 def intervals(cases: Sequence[CaseComparison]) -> pd.DataFrame:
     """Give the gravest cases that have an interval, for a chart of them, the gravest first."""
     known = [case for case in cases if case.interval_low is not None][:MOST_INTERVALS]
+    has_many = len({case.key.machine for case in known}) > 1
     return pd.DataFrame(
         [
             {
-                "case": case.key.name,
+                "case": f"{case.key.name} · {case.key.machine}" if has_many else case.key.name,
                 "place": place,
                 "machine": case.key.machine,
                 "change_pct": _pct(case.relative_change),

@@ -15,7 +15,7 @@ from dashboard.series_view import commit_labels
 from dashboard.units import commit_text
 from dashboard.url_filters import UrlFilters, url_filters
 from dashboard.verdicts import headline, is_screened, told
-from dashboard.words import count_text, escaped
+from dashboard.words import count_text, escaped, heads
 from db.change_queries import ExplainedCases
 from db.compare import SEVERITY, CaseComparison, Comparison, Verdict
 from db.errors import UnknownCommitError
@@ -159,7 +159,7 @@ def _cases(cases: Sequence[CaseComparison], found: Comparison, name: str) -> Non
         table,
         hide_index=True,
         column_config={
-            "verdict": "Verdict",
+            **heads(table),
             **{column: number(label, format="%+.2f") for column, label in _PERCENT.items()},
             "noise_pct": number("Noise (%)", format="%.2f"),
             "n_before": number("Samples before"),

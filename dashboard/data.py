@@ -94,6 +94,10 @@ class Source:
         """Series of each machine, and how many lack its newest commit."""
         return self._read(page_queries.freshness)
 
+    def health(self) -> pd.DataFrame:
+        """When each machine measured last, how noisy it is of late, and how often throttled."""
+        return self._read(page_queries.health)
+
     def environments(self) -> pd.DataFrame:
         """Environments of all machines."""
         return self._read(page_queries.environments)

@@ -5,11 +5,15 @@ from typing import Final
 import altair as alt
 import pandas as pd
 
-from dashboard.chart_layers import small
+from dashboard.chart_layers import row_names, small
 from dashboard.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SERIES_COLOURS, VERMILION
 
 _HEIGHT_PX: Final = 380
-_ROW_PX: Final = 26
+_ROW_PX: Final = 38
+_LEGEND_ROW_PX: Final = 18
+_FLOOR_PX: Final = 40
+# So many lines of a grid: more would be those between the powers of ten.
+_DECADES: Final = alt.Axis(tickCount=5)
 _PLACE_COLOURS: Final = {"alone": PURPLE, "in the fixed order": BLUE, "removed": ORANGE}
 _PLACE_SHAPES: Final = ("diamond", "circle", "square")
 
@@ -17,11 +21,12 @@ _PLACE_SHAPES: Final = ("diamond", "circle", "square")
 def roofline(cases: pd.DataFrame, roof: pd.DataFrame) -> alt.LayerChart:
     """Draw each case by its FLOP a byte and its rate, under the best rates of the machine."""
     log = alt.Scale(type="log", nice=False, padding=16)
-    x = alt.X("intensity:Q", title="arithmetic intensity (FLOP a byte)", scale=log)
-    y = alt.Y("tflops:Q", title="rate (TFLOP/s) · higher is better", scale=log)
+    title = "arithmetic intensity (FLOP a byte)"
+    x = alt.X("intensity:Q", title=title, scale=log, axis=_DECADES)
+    y = alt.Y("tflops:Q", title="rate (TFLOP/s) · higher is better", scale=log, axis=_DECADES)
     names = cases["benchmark"].drop_duplicates().tolist()
     scale = alt.Scale(domain=names, range=list(SERIES_COLOURS))
-    legend = alt.Legend(orient="top", labelLimit=420, title=None, columns=2)
+    legend = alt.Legend(orient="top", labelLimit=420, title=None, columns=1)
     tooltip = [
         alt.Tooltip("case:N"),
         alt.Tooltip("intensity:Q", title="FLOP a byte", format=",.3~g"),
@@ -42,27 +47,29 @@ def roofline(cases: pd.DataFrame, roof: pd.DataFrame) -> alt.LayerChart:
             tooltip=tooltip,
         ),
     ]
-    return alt.LayerChart(data=cases, layer=layers, height=_HEIGHT_PX)
+    height = _HEIGHT_PX + _LEGEND_ROW_PX * len(names)
+    return alt.LayerChart(data=cases, layer=layers, height=height)
 
 
 def distances(frame: pd.DataFrame) -> alt.LayerChart:
     """Draw how many times its floor each case takes; the rule is the floor itself."""
-    y = alt.Y("case:N", sort=frame["case"].tolist(), title=None, axis=alt.Axis(labelLimit=620))
+    y = alt.Y("case:N", sort=frame["case"].tolist(), axis=None)
     x = alt.X(
         "floor_ratio:Q",
         title="time over its floor (times) · lower is better",
-        scale=alt.Scale(type="log", nice=False, padding=20),
+        scale=alt.Scale(type="log", nice=False, padding=_FLOOR_PX),
+        axis=_DECADES,
     )
     tooltip = ["case:N", "floor_ratio:Q", "time_ms:Q", "floor_ms:Q", "basis:N", "bound:N"]
     base = alt.Chart().encode(y=y)
     floor = small(pd.DataFrame({"floor_ratio": [1.0]}))
-    text = alt.Text("floor_ratio:Q", format=",.3~g")
     layers = [
         floor.mark_rule(color=GREEN, strokeDash=[7, 4], strokeWidth=2).encode(x=x),
         base.mark_point(filled=True, size=80, color=VERMILION, opacity=1).encode(
             x=x, tooltip=tooltip
         ),
-        base.mark_text(align="left", dx=9, color=GREY).encode(x=x, text=text),
+        base.mark_text(align="left", dx=9, color=GREY).encode(x=x, text="text:N"),
+        row_names(base, left_px=_FLOOR_PX + 4),  # beside the floor of a case that meets it
     ]
     return alt.LayerChart(data=frame, layer=layers, height=90 + _ROW_PX * len(frame))
 

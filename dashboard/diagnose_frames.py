@@ -21,6 +21,7 @@ from db.evidence import (
     LineFit,
     Place,
 )
+from db.numbers import digits
 from db.scaling import sweeps
 
 _LINE_STEPS: Final = 40
@@ -75,6 +76,7 @@ def distances(diagnosis: Diagnosis, most: int) -> pd.DataFrame:
             {
                 "case": _short_name(case, shared),
                 "floor_ratio": case.floor_ratio,
+                "text": f"{digits(case.floor_ratio, 3)}\N{MULTIPLICATION SIGN}",
                 "time_ms": case.time_ms,
                 "floor_ms": case.floor_ms,
                 "basis": case.floor_basis,
@@ -82,7 +84,7 @@ def distances(diagnosis: Diagnosis, most: int) -> pd.DataFrame:
             }
             for case in known
         ],
-        columns=["case", "floor_ratio", "time_ms", "floor_ms", "basis", "bound"],
+        columns=["case", "floor_ratio", "text", "time_ms", "floor_ms", "basis", "bound"],
     )
 
 

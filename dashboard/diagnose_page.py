@@ -1,5 +1,6 @@
 """Diagnose: where the cases of a run stand against the machine, and what made a slow one slow."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -225,8 +226,14 @@ def _known(evidence: Evidence, diagnosis: Diagnosis, name: str) -> None:
     st.header("What is known, and how well")
     st.caption("Distances stand in their chart above; everything is in the table below.")
     told = [claim for claim in diagnosis.claims if claim.name != _DRAWN]
-    for claim in sorted(told, key=lambda claim: not claim.is_alarm)[:MOST_CLAIMS]:
+    told.sort(key=lambda claim: not claim.is_alarm)
+    same = Counter(claim.name for claim in told)
+    first = {claim.name: claim for claim in reversed(told)}
+    for claim in [one for one in told if first[one.name] is one][:MOST_CLAIMS]:
         show_claim(claim)
+        if same[claim.name] > 1:
+            more = count_text(same[claim.name] - 1, "other case")
+            st.caption(f"This is claimed of {more} as well, each with numbers of its own.")
     with st.expander(f"All {count_text(len(diagnosis.claims), 'claim')}", icon=":material/table:"):
         table = diagnose_frames.claims_table(diagnosis.claims)
         st.dataframe(table, hide_index=True)

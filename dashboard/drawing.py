@@ -15,9 +15,11 @@ import streamlit as st
 
 from dashboard.chart_layers import PICKED
 from dashboard.downloads import offer
+from dashboard.words import heads
 
 _DATA: Final = "results"
 _MOST_DRAWINGS: Final = 64
+_FILE_PX: Final = 960
 
 
 def draw(
@@ -65,6 +67,14 @@ def draw_pickable(
     return dict(chosen[0]) if chosen else None
 
 
+def draw_whole(chart: alt.LayerChart, *, description: str, name: str, table: pd.DataFrame) -> None:
+    """Draw a chart whose layers have rows of their own; offer it, and beside it what it shows."""
+    st.altair_chart(chart, alt=description)
+    offer(name, table, lambda: chart.properties(width=_FILE_PX).to_dict())
+    with st.expander("As a table", icon=":material/table:"):
+        st.dataframe(table, hide_index=True, column_config=heads(table))
+
+
 @dataclass(frozen=True, slots=True)
 class Drawing:
     """A chart as it is handed on: its specification, and its rows under a name."""
@@ -79,7 +89,7 @@ class Drawing:
     def for_file(self) -> dict[str, Any]:
         """Write the rows inside, of any number."""
         text = self.rows.to_json(orient="records", date_format="iso", double_precision=15)
-        return self._with(json.loads(text)) | {"width": 960}
+        return self._with(json.loads(text)) | {"width": _FILE_PX}
 
     def _with(self, rows: object) -> dict[str, Any]:
         # Named, because the browser finds no unnamed data beside layers with rows of their own.

@@ -1,7 +1,7 @@
 """History: any series over its commits, alone, in panels or over one another."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Final
 
@@ -18,6 +18,7 @@ from dashboard.selection import (
     PARAM_PREFIX,
     choices,
     distinct_names,
+    link_query,
     narrow,
     param_columns,
     twin_columns,
@@ -28,7 +29,7 @@ from dashboard.url_filters import UrlFilters, url_filters
 from dashboard.words import escaped
 from db.queries import EXCLUDED
 
-MOST_PANELS: Final = 6
+MOST_PANELS: Final = 4
 MOST_OVERLAID: Final = 8
 PANEL_PX: Final = 290
 ALONE_PX: Final = 460
@@ -56,7 +57,7 @@ def render(source: Source) -> None:
             icon=":material/inbox:",
         )
         return
-    with url_filters("history") as filters:
+    with url_filters("history", _start(source)) as filters:
         with st.container(border=True):
             chosen = _filtered(filters, source, table)
             look = _look(filters)
@@ -99,6 +100,12 @@ def _filtered(filters: UrlFilters, source: Source, table: pd.DataFrame) -> pd.Da
         with slot:
             table = narrow(table, column, filters.many(label, column, choices(table, column)))
     return table
+
+
+def _start(source: Source) -> dict[str, str]:
+    """Begin with the series of the worst finding alone, as its own link would."""
+    groups = group_findings(standing(source.overview().findings))
+    return {} if not groups else link_query(asdict(groups[0].findings[0]))
 
 
 def _defaults(source: Source, table: pd.DataFrame) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from dashboard.reproduce import recipe
 from dashboard.series_view import ShownSeries, commit_labels
 from dashboard.units import change_text, commit_text, p_value_text
 from dashboard.url_filters import UrlFilters
-from dashboard.words import count_text, escaped
+from dashboard.words import count_text, escaped, heads
 from db.queries import EXCLUDED
 
 _LAST_PICK: Final = "history.picked"
@@ -76,7 +76,11 @@ def change_points(shown: Sequence[ShownSeries]) -> None:
     st.dataframe(
         table,
         hide_index=True,
-        column_config={"date": st.column_config.DateColumn("date"), "p": "p-value"},
+        column_config={
+            **heads(table),
+            "date": st.column_config.DateColumn("Date"),
+            "p": "p-value",
+        },
     )
 
 

@@ -9,6 +9,7 @@ import streamlit as st
 from dashboard import incident_charts
 from dashboard.data import Source
 from dashboard.diagnose_frames import cases_table
+from dashboard.drawing import draw_whole
 from dashboard.incident_frames import (
     cases_over_context,
     counter_readings,
@@ -142,9 +143,11 @@ def _times(evidence: Evidence, cases: pd.DataFrame, *, only_kv: bool) -> None:
     rate = evidence.ceilings.read_bytes_per_s
     what = "KV-read floor" if only_kv else "floor"
     against = "" if rate is None else f" at {rate / 1e12:.3g} TB/s ({evidence.peak_source})"
-    st.altair_chart(
+    draw_whole(
         incident_charts.times_over_context(cases, floor_name=f"{what}{against}"),
-        alt=f"Time over context against the {what}, {evidence.label}",
+        description=f"Time over context against the {what}, {evidence.label}",
+        name=f"times-{evidence.label}",
+        table=cases,
     )
 
 
@@ -162,10 +165,13 @@ def show_counters(
         return
     for slot, (case, readings) in zip(st.columns(len(tables), gap="large"), tables, strict=True):
         slot.markdown(f"**{escaped(series_name(case))}**")
-        slot.altair_chart(
-            incident_charts.counters(readings),
-            alt=f"Counters of {series_name(case)} as shares of their greatest reading",
-        )
+        with slot:
+            draw_whole(
+                incident_charts.counters(readings),
+                description=f"Counters of {series_name(case)} as shares of their greatest reading",
+                name=f"counters-{evidence.label}-{series_name(case)}",
+                table=readings,
+            )
     meanings = pd.concat([readings for _, readings in tables]).drop_duplicates("counter")
     st.caption(
         "  \n".join(
@@ -182,6 +188,8 @@ def show_claim(claim: Claim) -> None:
     badge, statement, value, evidence = st.columns(CLAIM_COLUMNS, vertical_alignment="top")
     badge.badge(claim.status, color=CLAIM_BADGES[claim.status])
     statement.markdown(escaped(claim.statement))
+    if claim.case:
+        statement.caption(escaped(claim.case))
     value.markdown(f"**{digits(claim.value, 4)}** {escaped(claim.unit)}")
     evidence.caption(escaped(claim.evidence))
 

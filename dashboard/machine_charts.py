@@ -9,19 +9,40 @@ from dashboard.theme import BLUE, GREY, VERMILION
 
 _STRIP_PX: Final = 150
 _NOISE_PX: Final = 240
+_LABELS_PX: Final = 44
 
 
-def strip(frame: pd.DataFrame, title: str) -> alt.LayerChart:
+def strip(
+    frame: pd.DataFrame, title: str, span: tuple[pd.Timestamp, pd.Timestamp]
+) -> alt.LayerChart:
     """Draw one counter over time; windows that were doubted are crosses of another colour.
 
-    Columns: at, reading, kind ("sound" or "doubted"), codes, benchmark.
+    Columns: at, reading, kind ("sound" or "doubted"), codes, benchmark. `span` is that of all
+    strips, which stand below each other.
     """
-    x = alt.X("at:T", title=None)
+    ends = [end.isoformat() for end in span]
+    x = alt.X(
+        "at:T",
+        title=None,
+        scale=alt.Scale(domain=ends, padding=10),
+        axis=alt.Axis(format=_moments(span), tickCount=6, labelOverlap=True),
+    )
     y = alt.Y(
         "reading:Q",
         title=title,
         scale=alt.Scale(zero=False, nice=True),
-        axis=alt.Axis(format=",.4~g", tickCount=4),
+        axis=alt.Axis(
+            format=",.4~g",
+            tickCount=4,
+            # Lying, above the strip, which is too low for a standing one; of one width in all.
+            titleAngle=0,
+            titleAlign="left",
+            titleAnchor="end",
+            titleX=0,
+            titleY=-10,
+            minExtent=_LABELS_PX,
+            maxExtent=_LABELS_PX,
+        ),
     )
     names = ["sound", "doubted"]
     point = alt.Chart().mark_point(filled=True, size=34, opacity=0.8)
@@ -42,6 +63,14 @@ def strip(frame: pd.DataFrame, title: str) -> alt.LayerChart:
         point.encode(x=x, y=y, color=colour, shape=shape, tooltip=tooltip),
     ]
     return alt.LayerChart(data=frame, layer=layers, height=_STRIP_PX)
+
+
+def _moments(span: tuple[pd.Timestamp, pd.Timestamp]) -> str:
+    """Write moments as finely as their span asks for, always of 24 hours."""
+    length = span[1] - span[0]
+    if length > pd.Timedelta(days=2):
+        return "%Y-%m-%d"
+    return "%m-%d %H:%M" if length > pd.Timedelta(hours=2) else "%H:%M:%S"
 
 
 def noise(frame: pd.DataFrame) -> alt.LayerChart:

@@ -10,6 +10,7 @@ from dashboard import machine_charts
 from dashboard.data import Source
 from dashboard.downloads import offer
 from dashboard.drawing import draw
+from dashboard.units import display_unit
 from dashboard.url_filters import url_filters
 from dashboard.words import count_text, escaped
 from db.counters import DOUBTS, REASONS
@@ -22,6 +23,11 @@ STRIPS: Final = {
     "gpm_sm_active_pct": "SM active (%)",
     "temperature_c": "temperature (°C)",
     REASONS: "throttle reasons (bits)",
+}
+CODES: Final = {
+    **DOUBTS,
+    "warm_window": "its counters are of repetitions with a warm cache; its times are not",
+    "exposed_enqueue": "the device may have waited for the host in it",
 }
 ONE_WEEK: Final = 1
 
@@ -47,10 +53,17 @@ def render(source: Source) -> None:
 
 
 def _facts(row: "pd.Series[str]") -> None:
-    known = [("CPU", row["cpu"]), ("CPUs", row["num_cpu"]), ("Memory", row["ram"])]
+    known = [("CPU", row["cpu"]), ("CPUs", row["num_cpu"]), ("Memory", _memory(row["ram"]))]
     said = [f"{label} {value}" for label, value in known if isinstance(value, str) and value]
     counted = [count_text(int(row["runs"]), "run"), count_text(int(row["commits"]), "commit")]
     st.caption(escaped(" · ".join([*said, *counted])))
+
+
+def _memory(told: object) -> object:
+    """Write bytes, as asv tells memory, in a unit for people; other texts as they are."""
+    if not isinstance(told, str) or not told.isdecimal():
+        return told
+    return display_unit("bytes", float(told)).text(float(told))
 
 
 def _environments(source: Source, name: str) -> None:
@@ -90,11 +103,12 @@ def _telemetry(windows: pd.DataFrame, name: str) -> None:
     drawn = [counter for counter in STRIPS if counter in marked and marked[counter].notna().any()]
     if not drawn:
         st.caption("None of them has a counter of a GPU.")
+    span = marked["at"].min(), marked["at"].max()
     for counter in drawn:
         kept = marked.dropna(subset=[counter]).rename(columns={counter: "reading"})
         draw(
             machine_charts.strip(
-                kept[["at", "reading", "kind", "codes", "benchmark"]], STRIPS[counter]
+                kept[["at", "reading", "kind", "codes", "benchmark"]], STRIPS[counter], span
             ),
             description=f"{STRIPS[counter]} of {name} over {len(kept)} windows",
             key=f"strip-{counter}",
@@ -118,13 +132,18 @@ def _validity(codes: list[list[str]]) -> None:
                     "code": code,
                     "windows": count,
                     "share_pct": 100 * count / len(codes),
-                    "why it counts": DOUBTS.get(code, "something was not recorded"),
+                    "what it says": CODES.get(code, "something was not recorded"),
                 }
                 for code, count in counts.most_common()
             ]
         ),
         hide_index=True,
-        column_config={"share_pct": st.column_config.NumberColumn("share (%)", format="%.1f")},
+        column_config={
+            "code": "Code",
+            "windows": "Windows",
+            "share_pct": st.column_config.NumberColumn("Share (%)", format="%.1f"),
+            "what it says": "What it says",
+        },
     )
 
 

@@ -14,13 +14,14 @@ from dashboard.freshness import local_text
 from dashboard.selection import link_query
 from dashboard.series_view import order_note, view_of
 from dashboard.units import change_text, commit_text, display_unit, p_value_text
-from dashboard.words import case_name, count_text, escaped
+from dashboard.words import case_name, count_text, escaped, heads
 from db.queries import Finding, Overview
 
 MOST_GROUPS = 5
 MOST_LINES = 2
 MOST_COMMITS = 10
 SPARKLINE_PX = 64
+COUNT_PX = 150
 # Widths of a finding's line: change, case, from and to, cause, picture, link.
 LINE_COLUMNS = (1.2, 4.2, 2.0, 1.2, 2.2, 1.0)
 
@@ -47,7 +48,6 @@ def render(source: Source, pages: Pages) -> None:
         )
         return
     _verdict(overview)
-    _counts(overview)
     _findings(source, overview.findings, pages)
     left, right = st.columns([3, 2], gap="large")
     with left:
@@ -57,6 +57,7 @@ def render(source: Source, pages: Pages) -> None:
         )
     with right:
         _commits(source)
+    _counts(overview)
 
 
 def _verdict(overview: Overview) -> None:
@@ -77,8 +78,10 @@ def _counts(overview: Overview) -> None:
         ("Machines", overview.machines),
         ("Runs", overview.runs),
     )
-    for column, (label, count) in zip(st.columns(len(counted)), counted, strict=True):
-        column.metric(label, f"{count:,}", border=True)
+    st.header("What is stored")
+    with st.container(horizontal=True):  # as many beside each other as a window holds
+        for label, count in counted:
+            st.metric(label, f"{count:,}", border=True, width=COUNT_PX)
     if overview.last_ingestion is not None:
         st.caption(f"Last ingestion: {local_text(overview.last_ingestion)}")
 
@@ -124,7 +127,7 @@ def _group(source: Source, group: FindingGroup, pages: Pages) -> None:
         )
         st.page_link(
             pages.diagnose,
-            label="Why it is slow",
+            label="Why it is slow" if group.findings[0].is_regression else "Why it is faster",
             icon=":material/stethoscope:",
             query_params={"machine": machine, "commit": group.commit},
         )
@@ -165,35 +168,45 @@ def _line(source: Source, finding: Finding, pages: Pages) -> None:
 
 
 def _table(findings: Sequence[Finding]) -> None:
-    st.dataframe(
-        pd.DataFrame(
-            {
-                "change": [change_text(finding.relative_change) for finding in findings],
-                "benchmark": [finding.benchmark for finding in findings],
-                "params": [finding.params for finding in findings],
-                "machine": [finding.machine for finding in findings],
-                "cause": [finding.cause for finding in findings],
-                "commit": [commit_text(finding.commit) for finding in findings],
-                "date": [finding.commit_date.date() for finding in findings],
-                "subject": [finding.subject or "" for finding in findings],
-            }
-        ),
-        hide_index=True,
+    table = pd.DataFrame(
+        {
+            "change": [change_text(finding.relative_change) for finding in findings],
+            "benchmark": [finding.benchmark for finding in findings],
+            "params": [finding.params for finding in findings],
+            "machine": [finding.machine for finding in findings],
+            "cause": [finding.cause for finding in findings],
+            "commit": [commit_text(finding.commit) for finding in findings],
+            "date": [finding.commit_date.date() for finding in findings],
+            "subject": [finding.subject or "" for finding in findings],
+        }
     )
+    st.dataframe(table, hide_index=True, column_config=heads(table))
 
 
 def _machines(source: Source) -> None:
     st.header("Machines")
     machines = source.machines().merge(source.freshness(), on="machine", how="left")
+    number = st.column_config.NumberColumn
     st.dataframe(
-        machines.assign(cpu=machines["cpu"].fillna("")),
+        machines.merge(source.health(), on="machine", how="left"),
         hide_index=True,
-        column_order=("machine", "cpu", "commits", "runs", "series", "stale", "last_date"),
+        column_order=(
+            *("machine", "last_result", "noise_pct", "throttled_pct"),
+            *("series", "stale", "last_date"),
+        ),
         column_config={
             "machine": "Machine",
-            "cpu": "CPU",
-            "commits": st.column_config.NumberColumn("Commits"),
-            "runs": st.column_config.NumberColumn("Runs"),
+            "last_result": st.column_config.DatetimeColumn(
+                "Last result", timezone=st.context.timezone, format="YYYY-MM-DD HH:mm"
+            ),
+            "noise_pct": number(
+                "Noise (%)",
+                format="%.2f",
+                help="Half the quartiles' distance, of its newest results",
+            ),
+            "throttled_pct": number(
+                "Throttled (%)", format="%.0f", help="Of its newest windows of telemetry"
+            ),
             "series": st.column_config.NumberColumn("Series"),
             "stale": st.column_config.NumberColumn(
                 "Stale", help="Series without a result on the machine's newest commit"

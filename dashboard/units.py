@@ -49,7 +49,8 @@ def change_text(relative_change: float | None) -> str:
         return MISSING
     if relative_change >= 2:
         return f"{digits(1 + relative_change, 3)}\N{MULTIPLICATION SIGN}"
-    return f"{100 * relative_change:+.1f} %".replace("-", "\N{MINUS SIGN}")
+    # What rounds to nothing has no minus.
+    return f"{round(100 * relative_change, 1) or 0.0:+.1f} %".replace("-", "\N{MINUS SIGN}")
 
 
 def p_value_text(p_value: float | None) -> str:

@@ -12,11 +12,14 @@ from dashboard.words import escaped
 
 
 @contextmanager
-def url_filters(page: str) -> Iterator["UrlFilters"]:
-    """Give a page its filters, and write them into the URL when the page is drawn."""
+def url_filters(page: str, start: Mapping[str, str] | None = None) -> Iterator["UrlFilters"]:
+    """Give a page its filters, and write them into the URL when the page is drawn.
+
+    A URL that says nothing is read as one that says `start`.
+    """
     # Reserved now, at the top of the page, for what is only known after the last widget.
     messages = st.container()
-    filters = UrlFilters(page)
+    filters = UrlFilters(page, start or {})
     yield filters
     with messages:
         filters.write_back()
@@ -25,7 +28,7 @@ def url_filters(page: str) -> Iterator["UrlFilters"]:
 class UrlFilters:
     """The filters of one page in one run of it."""
 
-    def __init__(self, page: str) -> None:
+    def __init__(self, page: str, start: Mapping[str, str]) -> None:
         self._page = page
         self._asked = {name: st.query_params.get_all(name) for name in st.query_params}
         self._shown: dict[str, list[str]] = {}
@@ -34,6 +37,8 @@ class UrlFilters:
         # A link or the back button brought another URL than the widgets wrote: it wins.
         self._url, self._seen = st.session_state.get(self._written_key, (None, None))
         self._is_fresh = self._asked != self._url
+        # What a first link would ask for; the URL itself keeps what it says until it is written.
+        self._wanted = self._asked or {name: [value] for name, value in start.items()}
         if self._is_fresh:
             self._forget_widgets()
 
@@ -116,7 +121,7 @@ class UrlFilters:
         return key
 
     def _offered(self, name: str, options: Sequence[str]) -> list[str]:
-        asked = self._asked.get(name, [])
+        asked = self._wanted.get(name, [])
         self._unknown += [
             f"there is no {name} “{value}” here" for value in asked if value not in options
         ]

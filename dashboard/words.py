@@ -4,6 +4,8 @@ import re
 import unicodedata
 from typing import Final
 
+import pandas as pd
+
 LONGEST: Final = 600  # characters of one text that a page shows; tables have the whole
 _MARKDOWN: Final = re.compile(r"([\\`*_{}\[\]()#+!|<>~$:-])")
 # What makes a text run the other way, or may leave the text behind it doing so.
@@ -35,3 +37,10 @@ def count_text(count: int, noun: str) -> str:
 def case_name(benchmark: str, params: str) -> str:
     """Name a case as asv does."""
     return f"{benchmark}({params})" if params else benchmark
+
+
+def heads(table: pd.DataFrame) -> dict[str, str]:
+    """Give each column of a table the head that it has on a page."""
+    return {
+        str(name): str(name)[:1].upper() + str(name)[1:].replace("_", " ") for name in table.columns
+    }

@@ -26,10 +26,11 @@ CAPPING_REASONS = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 REASONS = "clock_event_reasons"
 CLOCKS = frozenset({REASONS, "sm_clock_mhz", "memory_clock_mhz"})
 # Validity codes that take a window's counters their weight, and why.
+CAPPED = "throttled"
 DOUBTS = {
     "window_too_short": "it was too short",
     "sampling_gap": "a part of it was not read",
-    "throttled": "a clock was held down in it",
+    CAPPED: "a clock was held down in it",
     "clock_moved": "a clock moved in it",
     "other_process": "another process was on the GPU",
 }

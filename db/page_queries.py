@@ -8,6 +8,7 @@ from sqlalchemy import and_, exists, func, select
 from sqlalchemy.orm import Session
 
 from db.counted import counts
+from db.counters import CAPPED
 from db.frames import AnySelect, frame_of
 from db.labels import environment_label
 from db.models import (
@@ -27,10 +28,12 @@ from db.session import chunks
 
 ENVIRONMENT_COLUMNS = ("machine", "environment", "first", "last", "windows")
 FRESHNESS_COLUMNS = ("machine", "series", "stale", "last_date")
+HEALTH_COLUMNS = ("machine", "last_result", "noise_pct", "throttled_pct")
 NOISE_COLUMNS = ("machine", "week", "noise_pct", "results")
 WINDOW_COLUMNS = ("window_id", "machine", "at", "benchmark", "seconds", "validity")
 MOST_WINDOWS = 2_000  # the newest ones are drawn
 MOST_NOISY = 20_000  # results, the newest ones, from which noise is told
+MOST_OF_LATE = 500  # results and windows that tell how a machine is now
 
 
 def newest_change(session: Session) -> dt.datetime | None:
@@ -118,12 +121,64 @@ def environments(session: Session) -> pd.DataFrame:
     return frame
 
 
+def health(session: Session) -> pd.DataFrame:
+    """Say of each machine when it measured last, how noisy it is of late, and how often throttled.
+
+    Throttled is the share of its newest windows in which a clock was held down; nothing is said of
+    machines without windows.
+    """
+    rows = []
+    for machine in session.scalars(select(Machine.name).order_by(Machine.name)):
+        spreads = _spreads(session, machine, MOST_OF_LATE)
+        codes = session.scalars(
+            select(Window.validity)
+            .join(Result, Result.id == Window.result_id)
+            .join(Run, Run.id == Result.run_id)
+            .join(Machine, and_(Machine.id == Run.machine_id, Machine.name == machine))
+            .order_by(Window.started_at_s.desc())
+            .limit(MOST_OF_LATE)
+        ).all()
+        throttled = [100.0 * (CAPPED in one) for one in codes]
+        share = sum(throttled) / len(throttled) if throttled else None
+        rows.append((machine, _last_at(session, machine), spreads["noise_pct"].median(), share))
+    return pd.DataFrame(rows, columns=list(HEALTH_COLUMNS))
+
+
+def _last_at(session: Session, machine: str) -> dt.datetime | None:
+    """Give when a machine measured last: when its newest result began, or its commit was made."""
+    query = (
+        select(Result.started_at_ms, Commit.committed_at)
+        .join(Run, Run.id == Result.run_id)
+        .join(Commit, Commit.id == Result.commit_id)
+        .join(Machine, and_(Machine.id == Run.machine_id, Machine.name == machine))
+        .order_by(Result.id.desc())
+        .limit(1)
+    )
+    for started_ms, committed_at in session.execute(query):
+        return (
+            committed_at
+            if started_ms is None
+            else dt.datetime.fromtimestamp(started_ms / 1e3, dt.UTC)
+        )
+    return None
+
+
 def noise_by_week(session: Session, machine: str) -> pd.DataFrame:
     """Give the median spread of a machine's results for each week in which it measured.
 
     Half the distance between the quartiles over the median, in percent; of a week's results the
     median, so that one noisy case is not the machine.
     """
+    frame = _spreads(session, machine, MOST_NOISY)
+    at = frame["at"]
+    frame["week"] = at.dt.floor("D") - pd.to_timedelta(at.dt.day_of_week, unit="D")
+    found = frame.groupby("week")["noise_pct"].agg(["median", "size"]).reset_index()
+    found.columns = pd.Index(["week", "noise_pct", "results"])
+    return found.assign(machine=machine)[list(NOISE_COLUMNS)]
+
+
+def _spreads(session: Session, machine: str, most: int) -> pd.DataFrame:
+    """Give when the newest results of a machine were measured, and their spreads."""
     query = (
         select(Commit.committed_at, Result.started_at_ms, Result.value, Result.q25, Result.q75)
         .join(Run, Run.id == Result.run_id)
@@ -131,18 +186,15 @@ def noise_by_week(session: Session, machine: str) -> pd.DataFrame:
         .join(Machine, and_(Machine.id == Run.machine_id, Machine.name == machine))
         .where(counts(), Result.q25.is_not(None), Result.q75.is_not(None), Result.value > 0)
         .order_by(Result.id.desc())
-        .limit(MOST_NOISY)
+        .limit(most)
     )
     rows = session.execute(query).all()
     names = ["committed", "started", "value", "q25", "q75"]
     frame = pd.DataFrame([tuple(row) for row in rows], columns=names)
     started = pd.to_datetime(frame["started"].astype(float), unit="ms", utc=True)
-    at = started.fillna(pd.to_datetime(frame["committed"], utc=True))
+    frame["at"] = started.fillna(pd.to_datetime(frame["committed"], utc=True))
     frame["noise_pct"] = 50.0 * (frame["q75"] - frame["q25"]) / frame["value"]
-    frame["week"] = at.dt.floor("D") - pd.to_timedelta(at.dt.day_of_week, unit="D")
-    found = frame.groupby("week")["noise_pct"].agg(["median", "size"]).reset_index()
-    found.columns = pd.Index(["week", "noise_pct", "results"])
-    return found.assign(machine=machine)[list(NOISE_COLUMNS)]
+    return frame[["at", "noise_pct"]]
 
 
 def telemetry(session: Session, machine: str) -> pd.DataFrame:

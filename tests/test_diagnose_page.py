@@ -145,7 +145,7 @@ def test_a_run_of_a_ladder_draws_its_waterfall_and_its_readings(recorded):
     assert not app.exception
     assert "The ladder: one factor at a time" in words(app)
     drawn = [chart["layer"][-1]["encoding"] for chart in charts(app)]
-    assert any(one["x"]["field"] == "factor" for one in drawn)
+    assert any(one["x"].get("field") == "factor" for one in drawn)
     assert any(one["y"]["field"] == "factor" for one in drawn)
 
 

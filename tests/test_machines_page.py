@@ -67,7 +67,7 @@ def test_charts_follow_the_schema():
     )
     weeks = pd.DataFrame({"week": [at], "noise_pct": [0.5], "results": [10]})
 
-    machine_charts.strip(windows, "power (W)").to_dict()
+    machine_charts.strip(windows, "power (W)", (at, at)).to_dict()
     machine_charts.noise(weeks).to_dict()
 
 

@@ -102,6 +102,10 @@ def test_overview_counts_and_names_what_is_stale(overview):
     machines = overview.dataframe[0].value.set_index("machine")
     assert machines.loc[demo.HISTORY_MACHINE, "stale"] == 1
     assert machines.loc[demo.INCIDENT, "stale"] == 0
+    # Every result of the demo has quartiles 0.5 % below and 0.6 % above it.
+    assert machines.loc[demo.HISTORY_MACHINE, "noise_pct"] == pytest.approx(0.55)
+    assert machines.loc[demo.REPRODUCTION, "throttled_pct"] == 0
+    assert machines.loc[demo.HISTORY_MACHINE, "last_result"].year == 2026
     assert "belong to no repository at hand" in words(overview)
 
 
@@ -124,9 +128,15 @@ def test_history_begins_with_the_worst_finding_and_writes_it_into_the_url(show):
     app = show("history")
 
     assert not app.exception
-    assert len(charts(app)) == 2
+    assert len(charts(app)) == 1
     assert app.query_params["benchmark"] == WORST
     assert app.query_params["machine"] == demo.HISTORY_MACHINE
+    assert app.query_params["p.page_size"] == "16"
+
+    app.multiselect(key="history.filter.p.page_size").set_value([]).run()
+
+    assert len(charts(app)) == 2
+    assert "p.page_size" not in app.query_params
 
 
 def test_history_shows_what_the_url_asks_for(show):
@@ -282,6 +292,19 @@ def test_a_result_from_elsewhere_has_no_command_and_says_so(show):
     assert not app.code
     assert "Recorded elsewhere" in words(app)
     assert "ordered as their recording lists them" in words(app)
+
+
+def test_a_database_that_goes_away_is_told_on_the_next_run(show, tmp_path):
+    file = tmp_path / "away.db"
+    demo.build_one_commit(f"sqlite:///{file}")
+    app = show("alerts", database=f"sqlite:///{file}")
+    assert "No alert was ever opened" in words(app)
+
+    file.rename(tmp_path / "elsewhere.db")
+    app.run()
+
+    assert "Nothing to show yet" in words(app)
+    assert "found none" in words(app)
 
 
 def test_too_many_series_are_cut_with_a_message(show, monkeypatch):
