@@ -2,28 +2,15 @@
 
 # ruff: noqa: RUF001 - factors are asserted as they are printed
 
-import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from contextlib import contextmanager
-from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
-from dashboard.theme import FIRST_PAGE, PAGES, SERVER_FLAGS
+from dashboard.theme import FIRST_PAGE, PAGES
 from tests import pages_database as demo
+from tests.browsing import CHROMIUM, FINISHED, NARROW, STICKS_OUT, WIDE, Tab, browser, served
 
-ROOT = Path(__file__).parent.parent
-# A distribution's browser; none is ever downloaded.
-CHROMIUM = Path("/usr/bin/chromium")
-WIDE = {"width": 1400, "height": 1000}
-NARROW = {"width": 420, "height": 900}
-STICKS_OUT = "(m => m.scrollWidth - m.clientWidth)(document.querySelector('[data-testid=stMain]'))"
 # Text whose contrast is below that of WCAG 2.1 AA, with the contrast it has.
 TOO_PALE = """() => {
   const numbers = colour => colour.match(/[0-9.]+/g).map(Number);
@@ -52,7 +39,6 @@ TOO_PALE = """() => {
   }
   return pale;
 }"""
-FINISHED = "[data-testid=stApp][data-test-script-state=notRunning]"
 
 pytestmark = [
     pytest.mark.browser,
@@ -60,82 +46,31 @@ pytestmark = [
 ]
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@contextmanager
-def served(database, log):
-    """Serve the pages as the command does, on a port of their own."""
-    port = free_port()
-    command = [
-        *(sys.executable, "-m", "streamlit", "run", str(ROOT / "dashboard" / "serving.py")),
-        *(f"--server.port={port}", "--server.headless=true", "--server.fileWatcherType=none"),
-        *("--server.address=127.0.0.1", *SERVER_FLAGS),
-    ]
-    environment = {**os.environ, "DDTREE_BENCH_DB": database}
-    with log.open("wb") as output:
-        server = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
-    try:
-        wait_until_healthy(server, port, log)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait(timeout=30)
-
-
-def wait_until_healthy(server, port, log):
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        assert server.poll() is None, log.read_text()
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=2):
-                return
-        except OSError:
-            time.sleep(0.2)
-    pytest.fail(f"the server did not answer in a minute: {log.read_text()}")
-
-
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("browser")
     database = f"sqlite:///{folder}/demo.db"
     demo.build(database)
-    with served(database, folder / "server.log") as address:
-        yield address
+    with served(database, folder / "server.log") as server:
+        yield server.address
 
 
 @pytest.fixture(scope="module")
-def chromium():
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-dev-shm-usage"]
-        )
-        yield browser
-        browser.close()
+def window():
+    """One window for all tabs: a reader's browser has the pages' code from the first page on."""
+    with browser() as chromium:
+        context = chromium.new_context(viewport=WIDE)
+        yield context
+        context.close()
 
 
 @pytest.fixture
-def tab(chromium):
+def tab(window):
     """A fresh tab that fails the test on any error on its console or a request to another host."""
-    page = chromium.new_page(viewport=WIDE)
-    page.set_default_timeout(60_000)
-    troubles = []
-    page.on("pageerror", lambda error: troubles.append(str(error)))
-    page.on("console", lambda said: troubles.append(said.text) if said.type == "error" else None)
-    page.on(
-        "request",
-        lambda request: (
-            troubles.append(request.url)
-            if urlsplit(request.url).hostname not in {"127.0.0.1", None}
-            else None
-        ),
-    )
-    yield page
-    page.close()
-    assert troubles == []
+    opened = Tab(window.new_page())
+    yield opened.page
+    opened.page.close()
+    assert opened.troubles == []
 
 
 def visit(tab: Page, address: str) -> None:
@@ -297,8 +232,8 @@ def nameless(tab: Page) -> list[str]:
 
 
 def test_a_missing_database_is_explained(tab, tmp_path):
-    with served(f"sqlite:///{tmp_path}/missing.db", tmp_path / "server.log") as address:
-        visit(tab, address)
+    with served(f"sqlite:///{tmp_path}/missing.db", tmp_path / "server.log") as server:
+        visit(tab, server.address)
 
         expect(tab.get_by_text("Nothing to show yet")).to_be_visible()
         expect(tab.get_by_text("found none")).to_be_visible()

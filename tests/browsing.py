@@ -1,0 +1,153 @@
+"""The pages as their command serves them, and a browser that reads them and says what it met."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from playwright.sync_api import Page, expect, sync_playwright
+from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
+
+from dashboard.theme import SERVER_FLAGS
+
+ROOT = Path(__file__).parent.parent
+# A distribution's browser; none is ever downloaded.
+CHROMIUM = Path("/usr/bin/chromium")
+WIDE = {"width": 1400, "height": 1000}
+NARROW = {"width": 390, "height": 844}
+STICKS_OUT = "(m => m.scrollWidth - m.clientWidth)(document.querySelector('[data-testid=stMain]'))"
+FINISHED = "[data-testid=stApp][data-test-script-state=notRunning]"
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A server of the pages."""
+
+    address: str
+    pid: int
+
+    def cpu_s(self):
+        """Say how much of a processor's time it has taken."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+    def memory_mib(self):
+        """Say how much memory it holds."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+
+@dataclass
+class Tab:
+    """A page of the browser with the errors that it met and the runs that it saw end."""
+
+    page: Page
+    troubles: list[str] = field(default_factory=list)
+    runs: int = 0
+
+    def __post_init__(self):
+        self.page.set_default_timeout(60_000)
+        self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        self.page.on("console", self._said)
+        self.page.on("request", self._asked)
+        self.page.on("websocket", lambda socket: socket.on("framereceived", self._received))
+
+    def open(self, address, until=FINISHED):
+        """Go to an address; give the seconds until something is seen."""
+        began = time.perf_counter()
+        self.page.goto(address)
+        self.page.locator(until).first.wait_for()
+        return time.perf_counter() - began
+
+    def settle(self):
+        """Wait until the page is whole and nothing of it is an exception."""
+        self.page.wait_for_selector(FINISHED)
+        expect(self.page.locator("h1")).to_be_visible()
+        expect(self.page.locator("[data-testid=stException]")).to_have_count(0)
+
+    def act(self, action):
+        """Do something that runs the page again; give the seconds until it has been drawn."""
+        before, began = self.runs, time.perf_counter()
+        action()
+        while self.runs == before:
+            assert time.perf_counter() - began < 60, "nothing ran"
+            self.page.wait_for_timeout(5)
+        self.page.wait_for_selector(FINISHED)
+        self.page.evaluate("() => new Promise(drawn => requestAnimationFrame(() => drawn()))")
+        return time.perf_counter() - began
+
+    def _said(self, message):
+        if message.type == "error":
+            self.troubles.append(message.text)
+
+    def _asked(self, request):
+        if urlsplit(request.url).hostname not in {"127.0.0.1", None}:
+            self.troubles.append(request.url)
+
+    def _received(self, payload):
+        self.runs += has_ended(payload)
+
+
+def has_ended(payload):
+    """Whether a message of the server says that a run of the page is over."""
+    if isinstance(payload, str):
+        return False
+    return ForwardMsg.FromString(payload).WhichOneof("type") == "script_finished"
+
+
+@contextmanager
+def served(database, log, *flags):
+    """Serve the pages as the command does, on a port of their own."""
+    port = free_port()
+    command = [
+        *(sys.executable, "-m", "streamlit", "run", str(ROOT / "dashboard" / "serving.py")),
+        *(f"--server.port={port}", "--server.headless=true", "--server.fileWatcherType=none"),
+        *("--server.address=127.0.0.1", *SERVER_FLAGS, *flags),
+    ]
+    environment = {**os.environ, "DDTREE_BENCH_DB": database}
+    with log.open("wb") as output:
+        server = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
+    try:
+        _wait_until_healthy(server, port, log)
+        yield Site(f"http://127.0.0.1:{port}", server.pid)
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+
+
+@contextmanager
+def browser():
+    """Start the browser."""
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(
+            executable_path=str(CHROMIUM),
+            args=["--no-sandbox", "--disable-dev-shm-usage", "--js-flags=--expose-gc"],
+        )
+        yield started
+        started.close()
+
+
+def free_port():
+    """Give a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _wait_until_healthy(server, port, log):
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert server.poll() is None, log.read_text()
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=2):
+                return
+        except OSError:
+            time.sleep(0.2)
+    raise AssertionError(f"the server did not answer in a minute: {log.read_text()}")
