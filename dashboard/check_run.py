@@ -74,7 +74,7 @@ def _annotations(
         level = _LEVELS.get(case.verdict)
         if level == "failure" and case.verdict is Verdict.REGRESSION and not case.confirmed:
             level = "warning"
-        if case.verdict is Verdict.SKIPPED and case.base_value is None:
+        if case.verdict is Verdict.SKIPPED and not case.was_at_base:
             continue  # as before
         if case.key in answered:
             level = "notice"

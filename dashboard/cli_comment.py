@@ -31,6 +31,7 @@ from dashboard.cli_gate import (
     policies_at,
     policy_option,
 )
+from dashboard.declared import deleted, with_deleted
 from dashboard.forge_answers import PullRequest
 from dashboard.github import GitHub
 from dashboard.gitlab import MergeRequestNotes, gitlab_http, login
@@ -98,7 +99,8 @@ class _Asked(TypedDict):
 @click.option(
     "--repository",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Where the commits are: tells whose code an artifact was measured on.",
+    help="Where the commits are: tells whose code an artifact was measured on, and what benchmarks "
+    "the head's suites deleted.",
 )
 @machine_option
 @click.option("--author", metavar="LOGIN", help="Who comments. Default: the token's account.")
@@ -229,6 +231,8 @@ def _said(
         comparison = stored_comparison(session, base, head, machine=asked["machine"])
         if decisions is not None:
             comparison = confirmed(comparison, read_decisions(decisions, base, head))
+        if asked["artifact"] is not None and asked["repository"] is not None:
+            comparison = with_deleted(comparison, deleted(asked["repository"], base, head))
         found = explained(session, base, head, comparison)
     newest = None if target.head.startswith(asked["head"]) or head == target.head else target.head
     gated = None if judged is None else judged(comparison)

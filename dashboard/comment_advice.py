@@ -42,7 +42,7 @@ def steps(
     gone = [
         case
         for case in open_cases
-        if case.verdict is Verdict.FAILED or (case.verdict in GONE and case.base_value is not None)
+        if case.verdict is Verdict.FAILED or (case.verdict in GONE and case.was_at_base)
     ]
     proven = [case for case in worse if case.confirmed]
     if proven:

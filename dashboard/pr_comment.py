@@ -193,7 +193,7 @@ def _sections(
 
 def _is_grave(case: CaseComparison) -> bool:
     """Whether a case got worse, failed, or was measured at the base and is no more."""
-    is_gone = case.verdict in _GONE and case.base_value is not None
+    is_gone = case.verdict in _GONE and case.was_at_base
     return is_gone or case.verdict in {Verdict.REGRESSION, Verdict.FAILED, Verdict.REMOVED}
 
 

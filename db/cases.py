@@ -108,6 +108,12 @@ class CaseComparison:
     environment_differs: bool
     reason: str
     confirmed: bool = False  # only fresh, interleaved data confirm; until then it is screened
+    is_deleted: bool = False  # the base's suites have it and the head's do not: measured nowhere
+
+    @property
+    def was_at_base(self) -> bool:
+        """Whether the base has it, measured or not."""
+        return self.base_value is not None or self.is_deleted
 
     def to_dict(self) -> dict[str, Any]:
         """Give plain values for strict JSON."""

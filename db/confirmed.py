@@ -17,7 +17,7 @@ from db.errors import DbError
 from db.sequential import Decision
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from db.cases import CaseComparison
 
@@ -44,11 +44,16 @@ def confirmed(comparison: Comparison, decisions: Mapping[str, Decision]) -> Comp
         else case
         for case in comparison.cases
     ]
-    cases.sort(key=lambda case: SEVERITY.index(case.verdict))
-    tally = Counter(case.verdict for case in cases)
+    return arranged(comparison, cases)
+
+
+def arranged(comparison: Comparison, cases: Sequence[CaseComparison]) -> Comparison:
+    """Give the comparison other cases: the gravest first, counted, with the verdict on them all."""
+    ordered = sorted(cases, key=lambda case: SEVERITY.index(case.verdict))
+    tally = Counter(case.verdict for case in ordered)
     verdict = min(tally, key=SEVERITY.index, default=comparison.verdict)
     counts = {one: tally[one] for one in Verdict}
-    return Comparison(tuple(cases), counts, verdict, comparison.policy)
+    return Comparison(tuple(ordered), counts, verdict, comparison.policy)
 
 
 def asv_name(benchmark: str, params: str) -> str:

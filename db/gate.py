@@ -171,8 +171,8 @@ def gate(
 def _reason(case: CaseComparison, fail_on: Collection[Verdict], policy: SuitePolicy) -> str | None:
     """Say why a case does not pass; None where it does."""
     if case.verdict in GONE:
-        was_measured = case.base_value is not None
-        return f"{case.verdict}, and measured at the base" if was_measured else None
+        had = "measured" if case.base_value is not None else "declared"
+        return f"{case.verdict}, and {had} at the base" if case.was_at_base else None
     if case.verdict not in fail_on:
         return None
     change = case.relative_change

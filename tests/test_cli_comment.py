@@ -160,6 +160,7 @@ class Arrived:
         self.comments = serve_github(httpserver)
         self.call = command_on(f"sqlite:///{folder / 'pull-request.db'}")
         self.checks = []
+        self.base, self.head = BASE, SLOWER
         path = "/repos/o/r/check-runs"
         httpserver.expect_request(path, method="POST").respond_with_handler(self.check)
 
@@ -170,8 +171,8 @@ class Arrived:
     def archive(self, **more):
         """Zip a base and a slower head, and more files."""
         tree = empty_tree(self.folder / "tree")
-        add_run(tree, BASE, [0.010, 0.020], day=0)
-        add_run(tree, SLOWER, [0.010, 0.024], day=1)
+        add_run(tree, self.base, [0.010, 0.020], day=0)
+        add_run(tree, self.head, [0.010, 0.024], day=1)
         files = {
             str(path.relative_to(tree.root)): path.read_bytes()
             for path in sorted(tree.root.rglob("*.json"))
@@ -184,14 +185,14 @@ class Arrived:
 
     def target(self, tip):
         """Have the pull request target a branch that ends at `tip`."""
-        pull = {"number": 7, "base": {"sha": tip}, "head": {"sha": SLOWER}}
+        pull = {"number": 7, "base": {"sha": tip}, "head": {"sha": self.head}}
         self.server.expect_oneshot_request("/repos/o/r/pulls").respond_with_json([pull])
-        compared = self.server.expect_request(f"/repos/o/r/compare/{tip}...{SLOWER}")
-        compared.respond_with_json({"merge_base_commit": {"sha": BASE}})
+        compared = self.server.expect_request(f"/repos/o/r/compare/{tip}...{self.head}")
+        compared.respond_with_json({"merge_base_commit": {"sha": self.base}})
 
     def comment(self, archive, *more, fail_on="regression", base=None):
         return self.call(
-            *("comment", "--repo", "o/r", "--head", SLOWER, "--author", "bot"),
+            *("comment", "--repo", "o/r", "--head", self.head, "--author", "bot"),
             *(() if base is None else ("--base", base)),
             *("--artifact", str(archive), "--check", "--fail-on", fail_on, *more),
             *("--api-url", self.server.url_for("").rstrip("/")),
@@ -217,10 +218,10 @@ CASE = "step.Step.time_step(2048)"
 CHANGE = {"pairs": 8, "relative_change": 0.2, "low": 0.18, "high": 0.22}
 
 
-def confirmation(verdict="regression", base=BASE, **changes):
+def confirmation(verdict="regression", base=BASE, head=SLOWER, **changes):
     found = {
         "base": base,
-        "head": SLOWER,
+        "head": head,
         "cases": {CASE: {"verdict": verdict, **CHANGE} | changes},
     }
     return json.dumps(found).encode()
@@ -304,10 +305,11 @@ def test_policies_are_those_of_the_target_branch_and_never_the_pull_requests(
         if text is not None:
             policy.write_text(text)
         tips.append(repository.commit("gate", code="same"))
+    arrived.base, arrived.head = tips
     arrived.target(tips[0])
 
     result = arrived.comment(
-        arrived.archive(**{"confirmed.json": confirmation()}),
+        arrived.archive(**{"confirmed.json": confirmation(base=tips[0], head=tips[1])}),
         *("--repository", str(repository.root), "--base-policy", ".github/gate.toml"),
         fail_on="confirmed",
     )
@@ -315,6 +317,50 @@ def test_policies_are_those_of_the_target_branch_and_never_the_pull_requests(
     assert result.exit_code == ExitCode.OK, result.output
     assert [one["conclusion"] for one in arrived.checks] == [conclusion]
     assert arrived.comments[0]["body"].startswith(f"**{word}: 1 regression")
+
+
+SUITE = "class Step:\n    def time_step(self, context): ...\n"
+GONE = "class Slow:\n    def time_slow(self): ...\n"
+MAY_GO = """\
+[[acknowledged]]
+benchmark = "step.Slow.*"
+is_gone = true
+until = 2999-12-31
+by = "ana@example.org"
+reason = "measured elsewhere"
+"""
+
+
+@pytest.mark.parametrize(("policy", "conclusion"), [("", "failure"), (MAY_GO, "success")])
+def test_benchmark_that_the_pull_request_deletes_is_missed_though_nobody_measured_it(
+    arrived, tmp_path, policy, conclusion
+):
+    """Its own suites measure the base too, so that no result tells."""
+    repository = GitRepository(tmp_path / "code")
+    for folder, name, text in (
+        (".github", "gate.toml", policy),
+        ("benchmarks", "step.py", f"{SUITE}\n\n{GONE}"),
+    ):
+        (repository.root / folder).mkdir()
+        (repository.root / folder / name).write_text(text)
+    arrived.base = repository.commit("both")
+    (repository.root / "benchmarks" / "step.py").write_text(SUITE)
+    arrived.head = repository.commit("one")
+    arrived.target(arrived.base)
+
+    result = arrived.comment(
+        arrived.archive(
+            **{"confirmed.json": confirmation("no change", arrived.base, arrived.head)}
+        ),
+        *("--repository", str(repository.root), "--base-policy", ".github/gate.toml"),
+        fail_on="confirmed",
+    )
+
+    assert result.exit_code == ExitCode.OK, result.output
+    assert [one["conclusion"] for one in arrived.checks] == [conclusion]
+    body = arrived.comments[0]["body"]
+    assert "| `step.Slow.time_slow` | the suites at the base have it" in body
+    assert ("is_gone = true" in body) == (conclusion == "failure")
 
 
 @pytest.mark.parametrize("tip", ["f" * 40, "main; rm -rf /"])
