@@ -191,6 +191,10 @@ class Runner:
         """What the job wrote for its page."""
         return (self.folder / "temp" / "summary").read_text(encoding="utf-8")
 
+    def times(self):
+        """How long each step took, those that take a second."""
+        return ", ".join(f"{name}: {took:.0f} s" for name, _, _, took in self.log if took >= 1.0)
+
     def said(self):
         """All steps and what they printed, for a failing test."""
         return "\n".join(
@@ -205,6 +209,7 @@ class Forge:
     def __init__(self, httpserver, base, head):
         self.server, self.artifacts = httpserver, {}
         self.comments, self.checks, self.issues = [], [], []
+        self.posted_s = 0.0  # when something was last written, of the monotonic clock
         pull = {"number": 7, "base": {"sha": base}, "head": {"sha": head}}
         httpserver.expect_request("/repos/o/r/pulls").respond_with_json([pull])
         compared = httpserver.expect_request(f"/repos/o/r/compare/{base}...{head}")
@@ -230,6 +235,7 @@ class Forge:
 
     def _serve_rows(self, path, rows):
         def create(request):
+            self.posted_s = time.monotonic()
             number = len(rows) + 1
             made = {
                 "id": number,
