@@ -15,13 +15,15 @@ from dashboard.selection import link_query
 from dashboard.series_view import order_note, view_of
 from dashboard.units import change_text, commit_text, display_unit, p_value_text
 from dashboard.words import case_name, count_text, escaped, heads
+from db.overview_queries import NEWEST_FINDINGS
 from db.queries import Finding, Overview
 
 MOST_GROUPS = 5
 MOST_LINES = 2
 MOST_COMMITS = 10
 SPARKLINE_PX = 64
-COUNT_PX = 150
+COUNT_PX = 160
+MILLION = 1_000_000
 # Widths of a finding's line: change, case, from and to, cause, picture, link.
 LINE_COLUMNS = (1.2, 4.2, 2.0, 1.2, 2.2, 1.0)
 
@@ -81,7 +83,8 @@ def _counts(overview: Overview) -> None:
     st.header("What is stored")
     with st.container(horizontal=True):  # as many beside each other as a window holds
         for label, count in counted:
-            st.metric(label, f"{count:,}", border=True, width=COUNT_PX)
+            shown = f"{count:,}" if count < MILLION else f"{count / MILLION:.3g} million"
+            st.metric(label, shown, border=True, width=COUNT_PX, help=f"{count:,}")
     if overview.last_ingestion is not None:
         st.caption(f"Last ingestion: {local_text(overview.last_ingestion)}")
 
@@ -97,6 +100,8 @@ def _findings(source: Source, findings: Sequence[Finding], pages: Pages) -> None
         "first. "
         "The cause is named as far as the recorded telemetry decides it."
     )
+    if len(findings) == NEWEST_FINDINGS:
+        st.caption(f"These are the newest {NEWEST_FINDINGS}; older ones stand in their histories.")
     for group in groups[:MOST_GROUPS]:
         with st.container(border=True):
             _group(source, group, pages)

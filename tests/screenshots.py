@@ -21,7 +21,7 @@ HEIGHT = (
     "() => document.querySelector('[data-testid=stMain]').scrollHeight"
     " + document.querySelector('[data-testid=stHeader]').clientHeight"
 )
-README_SIZE = {"width": 1200, "height": 1040}
+README_SIZE = {"width": 1400, "height": 1130}
 
 
 def recorded(folder):
