@@ -31,6 +31,9 @@ def notes(httpserver):
                     "group/engine", "group%2Fengine"
                 )
             return response
+        if request.method == "DELETE":
+            rows.pop(int(request.path.rsplit("/", 1)[1]) - 1)
+            return Response(status=204)
         if request.method == "POST":
             row = {"id": len(rows) + 1, "author": {"username": "bot"}, **request.get_json()}
             rows.append(row)
@@ -43,7 +46,7 @@ def notes(httpserver):
     path = "/api/v4/projects/group/engine/merge_requests/7/notes"
     httpserver.expect_request(path).respond_with_handler(answer)
     for number in range(1, 4):
-        httpserver.expect_request(f"{path}/{number}", method="PUT").respond_with_handler(answer)
+        httpserver.expect_request(f"{path}/{number}").respond_with_handler(answer)
     return rows
 
 
@@ -56,6 +59,24 @@ def test_note_is_created_edited_and_left_alone_beside_a_foreign_marker(notes, ht
     assert [one.action for one in done] == ["created", "unchanged", "updated"]
     assert [row["body"] for row in notes] == [MARKER, f"fast {MARKER}"]
     assert done[0].url == "group/engine!7#note_2"
+
+
+def test_notes_that_two_jobs_left_become_one_and_a_deleted_one_is_written_anew(notes, httpserver):
+    notes += [{"id": n, "author": {"username": "bot"}, "body": f"{n} {MARKER}"} for n in (1, 2)]
+    path = "/api/v4/projects/group/engine/merge_requests/7/notes"
+    with gitlab_http(TOKEN, httpserver.url_for("/api/v4")) as http:
+        sticky = Sticky(MergeRequestNotes(http, "group/engine", 7), MARKER, "bot")
+
+        assert sticky.upsert(f"slow {MARKER}").action == "updated"
+        assert [row["body"] for row in notes] == [f"slow {MARKER}"]
+
+        def gone(_request):
+            notes.clear()
+            return Response('{"message": "404 Not found"}', 404, content_type="application/json")
+
+        httpserver.expect_oneshot_request(f"{path}/1", method="PUT").respond_with_handler(gone)
+        assert sticky.upsert(f"fast {MARKER}").action == "created"
+        assert [row["body"] for row in notes] == [f"fast {MARKER}"]
 
 
 def test_refusal_names_gitlab_and_not_the_token(httpserver):
