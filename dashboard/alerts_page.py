@@ -1,6 +1,7 @@
 """Alerts: what somebody must look at, what was said of it, and a place to say it."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Final
 
 import pandas as pd
@@ -146,7 +147,7 @@ def _detail(source: Source, view: AlertView, history_page: st.Page) -> None:
             history_page,
             label="History of this case",
             icon=":material/timeline:",
-            query_params=link_query(source.one_series(view.series_id)),
+            query_params=link_query(asdict(view)),
         )
         claims = source.alert_claims(view)
         if claims:

@@ -60,11 +60,12 @@ class Source:
         """All series that have a result."""
         return self._read(_all_series)
 
-    def one_series(self, series_id: int) -> dict[str, Any]:
-        """Give the row of one series."""
+    def one_series(self, series_id: int) -> dict[str, Any] | None:
+        """Give the row of one series; None where all its results were left out."""
         table = self.series()
-        row = table[table["series_id"] == series_id].iloc[0]
-        return {str(name): value for name, value in row.items()}
+        for row in table[table["series_id"] == series_id].to_dict("records"):
+            return {str(name): value for name, value in row.items()}
+        return None
 
     def history(self, series_id: int) -> pd.DataFrame:
         """Results of a series in commit order."""

@@ -27,7 +27,7 @@ from dashboard.selection import (
 from dashboard.series_view import ShownSeries, legend_html, order_note, view_of
 from dashboard.url_filters import UrlFilters, url_filters
 from dashboard.words import escaped
-from db.queries import EXCLUDED
+from db.queries import EXCLUDED, Finding
 
 MOST_PANELS: Final = 4
 MOST_OVERLAID: Final = 8
@@ -57,9 +57,12 @@ def render(source: Source) -> None:
             icon=":material/inbox:",
         )
         return
-    with url_filters("history", _start(source)) as filters:
+    worst = _worst(source, table)
+    # As the finding's own link would: its series alone.
+    start = {} if worst is None else link_query(asdict(worst))
+    with url_filters("history", start) as filters:
         with st.container(border=True):
-            chosen = _filtered(filters, source, table)
+            chosen = _filtered(filters, table, _defaults(source, table, worst))
             look = _look(filters)
         limit = MOST_OVERLAID if look.layout == ONE_CHART else MOST_PANELS
         if len(chosen) > limit:
@@ -75,9 +78,9 @@ def render(source: Source) -> None:
         history_tables.point(filters, source, shown)
 
 
-def _filtered(filters: UrlFilters, source: Source, table: pd.DataFrame) -> pd.DataFrame:
+def _filtered(filters: UrlFilters, table: pd.DataFrame, defaults: tuple[str, str]) -> pd.DataFrame:
     """Ask what to show, each filter offering only what the ones before it left."""
-    benchmark, machine = _defaults(source, table)
+    benchmark, machine = defaults
     left, right = st.columns([3, 1])
     with left:
         asked = filters.many(
@@ -102,17 +105,17 @@ def _filtered(filters: UrlFilters, source: Source, table: pd.DataFrame) -> pd.Da
     return table
 
 
-def _start(source: Source) -> dict[str, str]:
-    """Begin with the series of the worst finding alone, as its own link would."""
+def _worst(source: Source, table: pd.DataFrame) -> Finding | None:
+    """Give the worst finding whose series has results: all of one may have been left out since."""
     groups = group_findings(standing(source.overview().findings))
-    return {} if not groups else link_query(asdict(groups[0].findings[0]))
+    known = set(table["series_id"])
+    findings = (finding for group in groups for finding in group.findings)
+    return next((finding for finding in findings if finding.series_id in known), None)
 
 
-def _defaults(source: Source, table: pd.DataFrame) -> tuple[str, str]:
-    """Begin with the worst finding, or with what was measured last."""
-    groups = group_findings(standing(source.overview().findings))
-    if groups:
-        worst = groups[0].findings[0]
+def _defaults(source: Source, table: pd.DataFrame, worst: Finding | None) -> tuple[str, str]:
+    """Name benchmark and machine of the worst finding, or of what was measured last."""
+    if worst is not None:
         return worst.benchmark, worst.machine
     newest = source.freshness().sort_values("last_date", kind="stable")["machine"].iloc[-1]
     return str(table[table["machine"] == newest]["benchmark"].iloc[-1]), str(newest)

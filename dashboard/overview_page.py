@@ -1,7 +1,7 @@
 """Overview: what got slower, since when and why; then what is stored and what is stale."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import pandas as pd
 import streamlit as st
@@ -160,7 +160,11 @@ def _line(source: Source, finding: Finding, pages: Pages) -> None:
     levels.markdown(f"{before} → **{after}**")
     levels.caption(f"p {p_value_text(stored['p_value'])}")
     cause.badge(finding.cause, color="blue" if finding.cause == "code" else "gray")
+    link.page_link(pages.history, label="History", query_params=link_query(asdict(finding)))
     series = source.one_series(finding.series_id)
+    if series is None:
+        picture.caption("All its results were left out since.")
+        return
     history = source.history(finding.series_id)
     view = view_of(series, history, height_px=SPARKLINE_PX)
     with picture:
@@ -169,7 +173,6 @@ def _line(source: Source, finding: Finding, pages: Pages) -> None:
             description=f"History of {case_name(finding.benchmark, finding.params)}",
             key=f"sparkline-{finding.series_id}-{finding.commit}",
         )
-    link.page_link(pages.history, label="History", query_params=link_query(series))
 
 
 def _table(findings: Sequence[Finding]) -> None:

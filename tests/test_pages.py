@@ -265,6 +265,24 @@ def test_a_click_on_a_point_shows_its_commit_and_its_command(show):
     assert app.query_params["commit"] == demo.sha(21)
 
 
+def test_a_finding_whose_results_were_all_left_out_since_breaks_no_page(show, tmp_path):
+    address = f"sqlite:///{tmp_path}/excluded.db"
+    demo.build(address)
+    engine = open_database(address, must_exist=True)
+    for place in range(demo.NUM_COMMITS):
+        exclude(engine, Selection(demo.sha(place), None, WORST), author="anna", reason="fan")
+    engine.dispose()
+
+    app = show(database=address)
+    history = show("history", database=address)
+
+    assert not app.exception
+    assert "All its results were left out since" in words(app)
+    assert not history.exception
+    assert not history.warning
+    assert history.query_params["benchmark"] == RATE
+
+
 def test_what_was_left_out_is_drawn_with_its_reason_and_counts_no_more(show, tmp_path):
     address = f"sqlite:///{tmp_path}/excluded.db"
     demo.build(address)
