@@ -39,6 +39,7 @@ __all__ = [
     "compare",
 ]
 
+LARGEST_RATIO = 1e9  # of two values of a case; a float tells no change of more than 2**53 from -1
 # The gravest first. What nobody knows is graver than good news: it must not hide behind it.
 SEVERITY = (
     Verdict.REGRESSION,
@@ -170,6 +171,8 @@ def _without_ratio(
     numbers = (base.value or 0.0, head.value or 0.0, *base.samples, *head.samples)
     if not all(0.0 < number < math.inf for number in numbers):
         return Verdict.INCONCLUSIVE, "a value is not finite and above 0, so there is no ratio"
+    if max(numbers) / min(numbers) > LARGEST_RATIO:
+        return Verdict.INCONCLUSIVE, "values lie so far apart that one of them measures nothing"
     missing = missing_history(base, head, policy)
     return None if missing is None else (Verdict.NOT_ENOUGH_HISTORY, missing)
 

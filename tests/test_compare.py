@@ -1,5 +1,6 @@
 """Comparisons of one case: every verdict, and what a verdict must not say."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -250,6 +251,17 @@ def test_equal_is_no_change(result):
 
 def test_one_value_from_different_samples_is_not_taken_for_equal():
     assert only(case((0.5, 1.0, 1.5)), case((0.6, 1.0, 1.4))).verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("values", [(1e300, 1e-30), (1e-30, 1e300), (1e-3, 1e7), (5e-324, 1.0)])
+def test_values_that_no_ratio_relates_are_inconclusive(values):
+    base, head = (case([value] * 4) for value in values)
+
+    found = only(base, head)
+
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "measures nothing" in found.reason
+    assert "inf" not in json.dumps(found.to_dict(), allow_nan=False).lower().replace("info", "")
 
 
 def test_a_benchmark_whose_version_changed_is_not_compared():
