@@ -23,7 +23,7 @@ from dashboard.forge_answers import (
     read_pull_request,
     read_str,
 )
-from dashboard.forge_errors import ForgeInputError, NotFoundError
+from dashboard.forge_errors import ForgeInputError, NotFoundError, UnprocessableError
 from dashboard.forge_http import TIMEOUT_S, ForgeHttp, usable_token
 from dashboard.sticky import Sticky
 
@@ -114,20 +114,33 @@ class GitHub:
     def open_pull_request(self, repo: str, head: str) -> PullRequest:
         """Return the open pull request whose newest commit is ``head``, a hash or its start.
 
+        Where more was pushed since, it is the only one that holds that commit.
+
         Raises
         ------
         NotFoundError
-            No open pull request ends there, for instance because more was pushed since.
+            No open pull request holds it, or several do and none ends there.
         """
         path, wanted = f"/repos/{_repository(repo)}/pulls", _commit(head).lower()
         for item in self._http.pages(path, {"state": "open"}):
             found = read_pull_request(item)
             if found.head.startswith(wanted):
                 return found
+        holding = self._holding(repo, wanted)
+        if len(holding) == 1:
+            return holding[0]
         raise NotFoundError(
             f"pull request: expected an open one with head {head[:12]} in {repo}, got none "
-            "(it was closed, or newer commits were pushed)"
+            f"(it was closed, or newer commits were pushed and {len(holding)} hold this one)"
         )
+
+    def _holding(self, repo: str, commit: str) -> list[PullRequest]:
+        """Return the open pull requests that GitHub associates with a commit."""
+        try:
+            items = list(self._http.pages(f"/repos/{repo}/commits/{commit}/pulls", {}))
+        except (NotFoundError, UnprocessableError):  # no such commit
+            return []
+        return [read_pull_request(item) for item in items if read_str(item, "state") == "open"]
 
     def create_check(self, repo: str, check: CheckRun) -> str:
         """Write a finished check on its commit and return its address.

@@ -135,6 +135,26 @@ def test_stale_run_says_so(filled, httpserver):
     assert "Stale: the newest commit is `9999999999`" in result.output
 
 
+def test_run_of_a_commit_that_was_pushed_over_is_told_as_stale(filled, httpserver):
+    """What a workflow meets where somebody pushed while it measured."""
+    rows = serve_github(httpserver)
+    pull = {"number": 7, "state": "open", "base": {"sha": "f" * 40}, "head": {"sha": "9" * 40}}
+    newer = httpserver.expect_oneshot_request("/repos/o/r/pulls")
+    newer.respond_with_json([pull])
+    holding = httpserver.expect_request(f"/repos/o/r/commits/{SLOWER}/pulls")
+    holding.respond_with_json([pull])
+
+    result = filled(
+        *("comment", "--repo", "o/r", "--head", SLOWER, "--author", "bot"),
+        *("--api-url", httpserver.url_for("").rstrip("/")),
+        GITHUB_TOKEN="ghp_secret",
+    )
+
+    assert result.exit_code == ExitCode.OK, result.output
+    assert "Stale: the newest commit is `9999999999`" in rows[0]["body"]
+    assert "First label the pull request again" in rows[0]["body"]
+
+
 def test_merge_request_of_gitlab_gets_a_note(filled, httpserver):
     note = {"id": 5, "author": {"username": "bot"}, "body": ""}
     path = "/api/v4/projects/o/r/merge_requests/7/notes"
@@ -453,6 +473,7 @@ def test_archive_too_large_is_not_opened(arrived, monkeypatch):
 
 def test_artifact_of_another_pull_request_names_no_commit_of_this_one(arrived):
     """Which pull request it is comes from the head that GitHub says was run, nothing else."""
+    arrived.server.expect_request(f"/repos/o/r/commits/{OTHER}/pulls").respond_with_json([])
     result = arrived.call(
         *("comment", "--repo", "o/r", "--head", OTHER, "--author", "bot"),
         *("--artifact", str(arrived.archive())),

@@ -517,16 +517,44 @@ def test_api_address_with_a_path_keeps_it(httpserver):
         assert client.login() == "bench-bot"
 
 
+PULLS = [
+    {"number": 6, "state": "open", "base": {"sha": BASE}, "head": {"sha": "c" * 40}},
+    {"number": 7, "state": "open", "base": {"sha": BASE}, "head": {"sha": HEAD}},
+    {"number": 8, "state": "closed", "base": {"sha": BASE}, "head": {"sha": "d" * 40}},
+]
+
+
 def test_open_pull_request_is_found_by_its_newest_commit(client, httpserver):
-    pulls = [
-        {"number": 6, "base": {"sha": BASE}, "head": {"sha": "c" * 40}},
-        {"number": 7, "base": {"sha": BASE}, "head": {"sha": HEAD}},
-    ]
-    httpserver.expect_request(f"/repos/{REPO}/pulls").respond_with_json(pulls)
+    httpserver.expect_request(f"/repos/{REPO}/pulls").respond_with_json(PULLS[:2])
 
     assert client.open_pull_request(REPO, HEAD).number == 7
+    assert len(httpserver.log) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "number"),
+    [
+        (PULLS[1:], 200, 7),
+        (PULLS, 200, None),
+        ([], 200, None),
+        (PULLS[2:], 200, None),
+        ({"message": "No commit found"}, 422, None),
+        ({"message": "Not Found"}, 404, None),
+    ],
+)
+def test_commit_that_was_pushed_over_belongs_to_the_only_one_that_holds_it(
+    client, httpserver, answer, status, number
+):
+    old = "e" * 40
+    httpserver.expect_request(f"/repos/{REPO}/pulls").respond_with_json(PULLS[:2])
+    holding = httpserver.expect_request(f"/repos/{REPO}/commits/{old}/pulls")
+    holding.respond_with_json(answer, status)
+
+    if number is not None:
+        assert client.open_pull_request(REPO, old).number == number
+        return
     with pytest.raises(forge_errors.NotFoundError, match="newer commits were pushed"):
-        client.open_pull_request(REPO, "d" * 40)
+        client.open_pull_request(REPO, old)
 
 
 def test_merge_base_is_read_from_the_comparison(client, httpserver):
