@@ -35,7 +35,7 @@ from dashboard.declared import deleted, with_deleted
 from dashboard.forge_answers import PullRequest
 from dashboard.github import GitHub
 from dashboard.gitlab import MergeRequestNotes, gitlab_http, login
-from dashboard.pr_comment import MARKER, CommentContext, render
+from dashboard.pr_comment import MARKER, CommentContext, render, said_of
 from dashboard.sticky import Sticky
 from db.change_queries import explained
 from db.confirmed import confirmed, read_decisions
@@ -187,7 +187,12 @@ def _write(client: GitHub, target: PullRequest, asked: _Asked, said: _Said) -> N
         click.echo(f"check: {run.conclusion} {client.create_check(asked['repo'], run)}")
         for line in [] if gated is None else gate_lines(gated):
             click.echo(line, err=True)
-    done = client.upsert_comment(asked["repo"], target.number, MARKER, body, author=asked["author"])
+    is_stale = not target.head.startswith(asked["head"])
+    done = client.upsert_comment(
+        *(asked["repo"], target.number, MARKER, body),
+        author=asked["author"],
+        newer=said_of(target.head) if is_stale else "",
+    )
     click.echo(f"comment: {done.action} {done.url}")
 
 

@@ -97,14 +97,21 @@ class GitHub:
         return RepositoryIssues(self._http, _repository(repo))
 
     def upsert_comment(
-        self, repo: str, pr: int, marker: str, body: str, *, author: str | None = None
+        self,
+        repo: str,
+        pr: int,
+        marker: str,
+        body: str,
+        *,
+        author: str | None = None,
+        newer: str = "",
     ) -> Upsert:
         """Create the one comment with ``marker`` by ``author``, or edit it where it stands.
 
-        Without an author it is the token's account.
+        Without an author it is the token's account; one that holds ``newer`` is left alone.
         """
         comments = self.comments(repo, pr)
-        return Sticky(comments, marker, author or self.login()).upsert(body)
+        return Sticky(comments, marker, author or self.login()).upsert(body, newer)
 
     def pull_request(self, repo: str, number: int) -> PullRequest:
         """Return one pull request."""

@@ -91,8 +91,8 @@ def render(
 
 
 def _opening(comparison: Comparison, context: CommentContext) -> Iterator[str]:
-    commits = f"{code(commit_text(context.base))} → {code(commit_text(context.head))}"
-    yield f"**{headline(comparison, _word(comparison, context))}** ({commits})\n"
+    word = headline(comparison, _word(comparison, context))
+    yield f"**{word}** ({code(commit_text(context.base))} {said_of(context.head)}\n"
     if context.newest is not None:
         yield (
             f"> [!WARNING]\n> Stale: the newest commit is {code(commit_text(context.newest))}, and "
@@ -119,6 +119,11 @@ def _opening(comparison: Comparison, context: CommentContext) -> Iterator[str]:
             f"and head in {moved} of {len(comparison.cases)} cases, marked †: a difference there "
             "may belong to the runner and not to the commit. Measure both again on one runner.\n"
         )
+
+
+def said_of(head: str) -> str:
+    """Return what stands in the first line of every comment on a commit, and of no other."""
+    return f"→ {code(commit_text(head))})"
 
 
 def is_confirmed(comparison: Comparison) -> bool:
@@ -296,4 +301,4 @@ def _left_out(counts: dict[Verdict, int]) -> str:
     return f"Left out, for GitHub's limit on a comment: {parts}.\n"
 
 
-__all__ = ["LIMIT_BYTES", "MARKER", "CommentContext", "is_confirmed", "render"]
+__all__ = ["LIMIT_BYTES", "MARKER", "CommentContext", "is_confirmed", "render", "said_of"]

@@ -49,12 +49,15 @@ class Sticky:
     marker: str
     author: str
 
-    def upsert(self, body: str) -> Upsert:
+    def upsert(self, body: str, newer: str = "") -> Upsert:
         """Create the comment, or edit it; an equal body is not sent again.
 
-        Of several the oldest is kept and the others are removed: what a race of two jobs left.
+        Of several the oldest is kept and the others are removed: what a race of two jobs left. One
+        that holds `newer` stays as it is: it says what this body is too old to say.
         """
         found = self._ours()
+        if newer and (told := [one for one in found if newer in one.body]):
+            return Upsert("unchanged", told[0].url)
         if found:
             try:
                 return self._keep(found, body)

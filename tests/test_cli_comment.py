@@ -13,6 +13,7 @@ from werkzeug import Response
 
 from dashboard import artifact
 from dashboard.cli_exit import ExitCode
+from dashboard.pr_comment import MARKER
 from tests.asv_trees import GitRepository
 from tests.command_on_tree import (
     BASE,
@@ -153,6 +154,25 @@ def test_run_of_a_commit_that_was_pushed_over_is_told_as_stale(filled, httpserve
     assert result.exit_code == ExitCode.OK, result.output
     assert "Stale: the newest commit is `9999999999`" in rows[0]["body"]
     assert "First label the pull request again" in rows[0]["body"]
+
+
+def test_what_is_said_of_a_newer_commit_is_left_alone_by_an_older_run(filled, httpserver):
+    rows = serve_github(httpserver)
+    pull = {"number": 7, "state": "open", "base": {"sha": "f" * 40}, "head": {"sha": "9" * 40}}
+    httpserver.expect_oneshot_request("/repos/o/r/pulls").respond_with_json([pull])
+    holding = httpserver.expect_request(f"/repos/o/r/commits/{SLOWER}/pulls")
+    holding.respond_with_json([pull])
+    said = f"**No change** (`x` \N{RIGHTWARDS ARROW} `9999999999`)\n{MARKER}"
+    rows.append({"id": 1, "user": {"login": "bot"}, "html_url": "https://x/1", "body": said})
+
+    result = filled(
+        *("comment", "--repo", "o/r", "--head", SLOWER, "--author", "bot"),
+        *("--api-url", httpserver.url_for("").rstrip("/")),
+        GITHUB_TOKEN="ghp_secret",
+    )
+
+    assert result.stdout == "comment: unchanged https://x/1\n"
+    assert [row["body"] for row in rows] == [said]
 
 
 def test_merge_request_of_gitlab_gets_a_note(filled, httpserver):
