@@ -51,10 +51,12 @@ def intervals(frame: pd.DataFrame, *, relevance_pct: float) -> alt.LayerChart:
     marks = alt.Chart(alt.InlineData(values=[{"at": at} for at in (-relevance_pct, relevance_pct)]))
     layers = [
         base.mark_bar(color=GREY, opacity=0.18, height=14).encode(
-            x="noise_low_pct:Q", x2="noise_pct:Q"
+            x=alt.X("noise_low_pct:Q"), x2=alt.X2("noise_pct:Q")
         ),
-        marks.mark_rule(color=GREY, strokeDash=[4, 3]).encode(x="at:Q"),
-        base.mark_rule(strokeWidth=2).encode(x="low_pct:Q", x2="high_pct:Q", color=colour),
+        marks.mark_rule(color=GREY, strokeDash=[4, 3]).encode(x=alt.X("at:Q")),
+        base.mark_rule(strokeWidth=2).encode(
+            x=alt.X("low_pct:Q"), x2=alt.X2("high_pct:Q"), color=colour
+        ),
         base.mark_point(filled=True, size=80, opacity=1).encode(
             x=x, color=colour, shape=shape, tooltip=tooltip
         ),
@@ -91,7 +93,7 @@ def heat_map(found: HeatMap) -> alt.LayerChart:
     base = alt.Chart().encode(x=x, y=y)
     layers = [
         base.mark_rect(stroke="white", strokeWidth=2).encode(color=colour, tooltip=tooltip),
-        base.mark_text(color="#1B1D22", fontSize=12).encode(text="text:N"),
+        base.mark_text(color="#1B1D22", fontSize=12).encode(text=alt.Text("text:N")),
     ]
     height = _FRAME_PX + _CELL_PX * len(order["down"])
     return alt.LayerChart(data=found.cells, layer=layers, height=height)

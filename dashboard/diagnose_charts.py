@@ -60,7 +60,14 @@ def distances(frame: pd.DataFrame) -> alt.LayerChart:
         scale=alt.Scale(type="log", nice=False, padding=_FLOOR_PX),
         axis=_DECADES,
     )
-    tooltip = ["case:N", "floor_ratio:Q", "time_ms:Q", "floor_ms:Q", "basis:N", "bound:N"]
+    tooltip = [
+        alt.Tooltip("case:N"),
+        alt.Tooltip("floor_ratio:Q"),
+        alt.Tooltip("time_ms:Q"),
+        alt.Tooltip("floor_ms:Q"),
+        alt.Tooltip("basis:N"),
+        alt.Tooltip("bound:N"),
+    ]
     base = alt.Chart().encode(y=y)
     floor = small(pd.DataFrame({"floor_ratio": [1.0]}))
     layers = [
@@ -68,7 +75,7 @@ def distances(frame: pd.DataFrame) -> alt.LayerChart:
         base.mark_point(filled=True, size=80, color=VERMILION, opacity=1).encode(
             x=x, tooltip=tooltip
         ),
-        base.mark_text(align="left", dx=9, color=GREY).encode(x=x, text="text:N"),
+        base.mark_text(align="left", dx=9, color=GREY).encode(x=x, text=alt.Text("text:N")),
         row_names(base, left_px=_FLOOR_PX + 4),  # beside the floor of a case that meets it
     ]
     return alt.LayerChart(data=frame, layer=layers, height=90 + _ROW_PX * len(frame))
@@ -104,7 +111,7 @@ def waterfall(steps: pd.DataFrame) -> alt.LayerChart:
         legend=alt.Legend(orient="top", title=None),
     )
     tooltip = [
-        "factor:N",
+        alt.Tooltip("factor:N"),
         alt.Tooltip("before_ms:Q", title="before (ms)", format=",.4~g"),
         alt.Tooltip("after_ms:Q", title="after (ms)", format=",.4~g"),
         alt.Tooltip("text:N", title="worth"),
@@ -113,8 +120,8 @@ def waterfall(steps: pd.DataFrame) -> alt.LayerChart:
     base = alt.Chart().encode(x=x)
     y = alt.Y("before_ms:Q", title="time (ms) · lower is better", scale=scale)
     layers = [
-        base.mark_bar(size=34).encode(y=y, y2="after_ms:Q", color=colour, tooltip=tooltip),
-        base.mark_text(dy=-10, fontWeight="bold", color=GREY).encode(y=y, text="text:N"),
+        base.mark_bar(size=34).encode(y=y, y2=alt.Y2("after_ms:Q"), color=colour, tooltip=tooltip),
+        base.mark_text(dy=-10, fontWeight="bold", color=GREY).encode(y=y, text=alt.Text("text:N")),
     ]
     return alt.LayerChart(data=steps, layer=layers, height=_HEIGHT_PX)
 
@@ -133,12 +140,20 @@ def three_readings(frame: pd.DataFrame) -> alt.LayerChart:
         legend=alt.Legend(orient="top", title=None),
     )
     shape = alt.Shape("place:N", scale=alt.Scale(domain=places, range=list(_PLACE_SHAPES)))
-    tooltip = ["factor:N", "place:N", "worth:Q", "low:Q", "high:Q", "outcome:N", "ground:N"]
+    tooltip = [
+        alt.Tooltip("factor:N"),
+        alt.Tooltip("place:N"),
+        alt.Tooltip("worth:Q"),
+        alt.Tooltip("low:Q"),
+        alt.Tooltip("high:Q"),
+        alt.Tooltip("outcome:N"),
+        alt.Tooltip("ground:N"),
+    ]
     base = alt.Chart().encode(y=y, yOffset=offset, color=colour)
     nothing = small(pd.DataFrame({"worth": [1.0]}))
     layers = [
         nothing.mark_rule(color=GREY, strokeDash=[4, 3]).encode(x=x),
-        base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", scale=scale), x2="high:Q"),
+        base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", scale=scale), x2=alt.X2("high:Q")),
         base.mark_point(filled=True, size=70, opacity=1).encode(x=x, shape=shape, tooltip=tooltip),
     ]
     height = 80 + 3 * 16 * len(factors)

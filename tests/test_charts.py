@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import vl_convert
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dashboard import chart_layers, charts
@@ -152,6 +152,7 @@ def test_levels_are_those_of_the_database_and_cover_the_series():
 SIXTY_RESULTS = plotted(history_frame([1e-3] * 60), VIEW)
 
 
+@settings(deadline=None)  # a busy machine is no mistake
 @given(st.lists(st.integers(1, 58), unique=True, max_size=8))
 def test_segments_meet_without_gap_or_overlap(orders):
     changes = marked_changes(
