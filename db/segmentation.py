@@ -34,6 +34,7 @@ __all__ = [
 SHORT = 8  # results of a level that may be no more than an odd stretch
 SETTLED = 6  # results of a level that is not young any more
 TELLING = 5  # results that tell their own noise
+FAR_APART = 3.0  # times the noise of the other side
 CALM = 2.0  # times the spread of the calmest third, beyond which a result is left out
 REACH = 30  # results on each side of a boundary that are looked at
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
@@ -48,6 +49,7 @@ class Strictness:
     min_sigmas: float = 2.0  # least change in robust standard deviations of either side
     min_young_sigmas: float = 3.5  # the same of a level that is young, or of a small change
     max_p_value: float = 6e-4  # of the rank test
+    max_small_p_value: float = 4e-4  # the same of a change that does not leave the noise clearly
     max_tamed_p_value: float = 2e-5  # the same without lone outliers, which makes it optimistic
     large_rel: float = 2.0  # thrice the level, as no machine's moods make it
     min_large_sigmas: float = 6.0  # of such a change, for which the next limit holds
@@ -171,15 +173,21 @@ def judge(seen: Seen, span: tuple[int, int, int], strictness: Strictness) -> Bou
     size = abs(shift) / _needed(scatter, strictness, is_young=least < SETTLED)
     if size < 1.0:  # it falls whatever its ranks say
         return Boundary(index, shift, 1.0, size)
-    large = max(math.log1p(strictness.large_rel), strictness.min_large_sigmas * scatter)
-    limit = strictness.max_p_value if abs(shift) < large else strictness.max_large_p_value
-    most = limit, strictness.max_tamed_p_value
+    most = _max_p_value(abs(shift), scatter, strictness), strictness.max_tamed_p_value
     certainty, p_value = _certainty([(one.logs, one.tamed) for one in (before, after)], most)
     if end - start > len(before.logs) + len(after.logs):
         every = [(seen.logs[a:b], seen.tamed[a:b]) for a, b in ((start, index), (index, end))]
         # What is left out makes no step less certain.
         certainty, p_value = max((certainty, p_value), _certainty(every, most))
     return Boundary(index, shift, p_value, min(size, certainty))
+
+
+def _max_p_value(shift: float, scatter: float, strictness: Strictness) -> float:
+    """Give the limit of the rank test: the less a change leaves the noise, the lower."""
+    if shift < strictness.min_young_sigmas * scatter:
+        return strictness.max_small_p_value
+    large = max(math.log1p(strictness.large_rel), strictness.min_large_sigmas * scatter)
+    return strictness.max_p_value if shift < large else strictness.max_large_p_value
 
 
 def _certainty(
@@ -229,9 +237,16 @@ def _needed(scatter: float, strictness: Strictness, *, is_young: bool) -> float:
 
 
 def _scatter(before: _Side, after: _Side) -> float:
-    """Take the noisier side; one too short to tell its noise has its samples' instead."""
+    """Take the noisier side; one too short to tell its noise has its samples' instead.
+
+    Where even its few results lie far apart, as those of a burst of outliers do, they count.
+    """
     sides = [side for side in (before, after) if len(side.logs) >= TELLING]
     known = [side.scatter for side in sides or (before, after)]
-    if len(sides) == 1 and before.spread and after.spread:
-        known.append(known[0] * max(before.spread, after.spread) / (sides[0].spread or 1.0))
+    if len(sides) == 1:
+        short = before if sides[0] is after else after
+        if before.spread and after.spread:
+            known.append(known[0] * max(before.spread, after.spread) / (sides[0].spread or 1.0))
+        if short.scatter > FAR_APART * max(known):
+            known.append(short.scatter)
     return max(known)

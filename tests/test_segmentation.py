@@ -216,3 +216,11 @@ def test_a_step_out_of_a_noisy_stretch_is_told_by_the_calm_results():
 
     assert num_found([sigmas] * 40) >= 38
     assert num_found([None] * 40) <= 32
+
+
+def test_a_burst_of_outliers_is_no_level():
+    calm = np.log(noisy(5, 40, 0.003))
+    burst, level = np.array([0.01, 0.06, 0.12, 0.04]), np.array([0.051, 0.049, 0.053, 0.05])
+
+    assert segment(np.concatenate([calm, burst]), Strictness()) == []
+    assert [b.index for b in segment(np.concatenate([calm, level]), Strictness())] == [40]
