@@ -49,7 +49,8 @@ def uses(page: Page, address: str) -> Iterator[Callable[[], object]]:
     def choose(label: str) -> Callable[[], object]:
         def pick() -> None:
             page.get_by_role("combobox", name=label).first.click()
-            page.locator("[role=option]:not([aria-selected=true])").last.click()
+            # The first one is chosen already; the rest of a long list may not be drawn yet.
+            page.get_by_role("option").nth(1).click()
 
         return pick
 
