@@ -22,6 +22,7 @@ from engine.kernels.grouped_experts.cases import INT4
 
 RANK = GroupedExpertsCase("rank", "", 9, 16, 8, 7168, 256, INT4)
 NARROW = replace(RANK, hidden=512)
+FEW = replace(RANK, num_rows=3, num_experts=24, top_k=4)  # for kernels whose blocks wait for others
 NAMES = ("grouped_experts", "skinny_linear", "draft_tree", "walk_tree")
 
 
@@ -31,7 +32,8 @@ def cases_of(name: str, *, is_small: bool) -> tuple:
         return cases
     served = NARROW if is_small else RANK
     most_rows = 40 if is_small else 300  # tiles of many tokens
-    return (*cases, served, replace(served, num_rows=1), replace(served, num_rows=most_rows))
+    few = replace(FEW, hidden=1024) if is_small else FEW
+    return (*cases, served, few, replace(few, num_rows=1), replace(served, num_rows=most_rows))
 
 
 def main() -> None:

@@ -28,6 +28,9 @@ SHAPES = [
     *(replace(EIGHT, routing=routing) for routing in ("spread", "ends", "repeated")),
     replace(RANK, num_rows=65, padding_rows=40, row_gap=8),
     replace(RANK, inner=2048, num_experts=16),
+    replace(RANK, inner=2048, num_experts=64),  # few tokens an expert, several turns of down
+    replace(RANK, num_rows=5, hidden=1024, row_gap=8),
+    replace(RANK, num_rows=9, routing="repeated"),
 ]
 RUNS = [
     (case, name)
@@ -106,3 +109,27 @@ def test_a_graph_replays_any_routing_in_poisoned_buffers(num_rows, stored, backe
 
         assert torch.equal(out, OP.implementations[backend](**arguments))
         assert error(out, exact(arguments)) <= OP.tolerance(DTYPE).output_rel
+
+
+@pytest.mark.parametrize("num_rows", [9, 256])
+def test_channels_that_stand_out_do_not_drown_the_others(num_rows):
+    arguments = OP.inputs(replace(RANK, num_rows=num_rows), device="cuda", dtype=DTYPE)
+    arguments["x"][:, ::701] *= 300.0
+    expected = exact(arguments)
+
+    out = OP.implementations["cuda"](**arguments)
+
+    assert error(out, expected) <= 2 * error(eager(arguments), expected)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_a_row_that_is_no_number_stays_none_and_spares_the_others(number):
+    arguments = OP.inputs(replace(RANK, num_rows=9), device="cuda", dtype=DTYPE)
+    clean = OP.implementations["cuda"](**arguments)
+    arguments["x"][3, 5000] = number
+
+    out = OP.implementations["cuda"](**arguments)
+
+    assert not out[3].isfinite().any()
+    others = [row for row in range(9) if row != 3]
+    assert torch.equal(out[others], clean[others])

@@ -12,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.kernels import OPS, GroupedExpertsCase, experts_workspace_size
+from engine.kernels.grouped_experts import cuda_int4_few
 from engine.kernels.grouped_experts.cases import INT4
 from engine.kernels.grouped_experts.cuda_int4 import FEW, MANY, num_tiles, queue
 from engine.kernels.grouped_experts.problem import pose
@@ -36,6 +37,20 @@ def spans_written(problem, cut):
         "ordered_x": 2 * M * hidden,
         "begins": 4 * M * hidden // 32,
         "h": 2 * P * problem.inner,
+        "parts": 4 * P * hidden,
+        "out": 2 * M * hidden,
+    }
+
+
+def spans_of_few(problem):
+    """The same, of the three kernels for few tokens."""
+    (M, hidden), P = problem.x.shape, problem.num_pairs
+    tiles = cuda_int4_few.num_tiles(problem)
+    return {
+        "tiles": 4 * 8 * (1 + tiles),
+        "done": 4 * tiles,
+        "integers": M * hidden // 256 * 656,
+        "h": 4 * P * problem.inner,
         "parts": 4 * P * hidden,
         "out": 2 * M * hidden,
     }
@@ -97,3 +112,21 @@ def test_all_that_is_written_has_room_in_memory_that_is_held(case, cut, is_calle
         queue(problem, cut, [witness] * 4, stream=None)
 
     assert witness.num_launches == 4
+
+
+@pytest.mark.parametrize("is_callers", [False, True], ids=["own", "caller's"])
+def test_the_kernels_for_few_tokens_have_room_too(is_callers):
+    case = GroupedExpertsCase("", "", 9, 16, 3, 1024, 512, INT4)
+    operands = dict.fromkeys(OPTIONS) | OP.inputs(case, dtype=torch.bfloat16)
+    if is_callers:
+        size = experts_workspace_size(**operands, backend="cuda")
+        operands["workspace"] = torch.empty(size, dtype=torch.float32)
+    with Allocations() as allocations:
+        problem = pose(**operands)
+        assert cuda_int4_few.serves(problem)
+        if is_callers:
+            allocations.remember(problem.workspace)
+        witness = Witness(spans_of_few(problem), allocations)
+        cuda_int4_few.queue(problem, [bytes(128)] * 3, [witness] * 3, stream=None)
+
+    assert witness.num_launches == 3

@@ -106,7 +106,14 @@ class Launch:
 class CudaKernel:
     """One `extern "C"` kernel of a cubin on the current device; its argument is one struct."""
 
-    def __init__(self, cubin: bytes, name: str, *, shared_bytes: int = 0) -> None:
+    def __init__(
+        self, cubin: bytes, name: str, *, shared_bytes: int = 0, is_mostly_shared: bool = False
+    ) -> None:
+        """Load a kernel; `is_mostly_shared`: SMs keep as much shared memory as they can.
+
+        An SM divides shared memory and cache anew only when it is idle: grids that are to run
+        beside each other ask for the same.
+        """
         from cuda.bindings import driver  # noqa: PLC0415 - only where a GPU is
 
         self._driver = driver
@@ -116,6 +123,16 @@ class CudaKernel:
             limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             device = _checked(driver.cuCtxGetDevice())
             _checked(driver.cuKernelSetAttribute(limit, shared_bytes, self._kernel, device))
+        if is_mostly_shared:
+            share = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            device = _checked(driver.cuCtxGetDevice())
+            _checked(driver.cuKernelSetAttribute(share, 100, self._kernel, device))
+
+    def blocks_on_sm(self, num_threads: int, shared_bytes: int) -> int:
+        """Return how many blocks an SM can run at once."""
+        function = self._driver.CUfunction(int(self._kernel))
+        ask = self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
+        return int(_checked(ask(function, num_threads, shared_bytes)))
 
     def launch(self, params: ctypes.Structure, launch: Launch, stream: torch.cuda.Stream) -> None:
         """Queue one launch; `params` is copied before this returns."""

@@ -1,4 +1,5 @@
-// Routed experts with int4 weights in groups of 32 inputs, for rows in bfloat16: four kernels.
+// Routed experts with int4 weights in groups of 32 inputs, for rows in bfloat16, where experts have
+// several tokens (grouped_experts_few.cu where they have few): four kernels.
 //
 //   prepare   pairs (row, choice) by expert, tiles of at most TOKENS pairs of one expert, and x in
 //             the order of inputs that the matrix instructions below want, with sums by group
@@ -38,7 +39,7 @@
 // Source: arXiv 2408.11743 (MARLIN) for weights that stay packed up to the registers of the matrix
 // instruction. That tensor cores take numbers below the smallest normal one as they are: Fasi,
 // Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021.
-#include "ptx.cuh"
+#include "grouped_experts.cuh"
 
 constexpr int kInputs = 256;  // of a turn of the loops
 constexpr int kGroups = kInputs / 32;
@@ -54,7 +55,6 @@ constexpr int kScaleBytes = 16 * kGroups * 2;
 constexpr int kTileBytes = kValueBytes + kScaleBytes;
 constexpr int kMostExperts = 1024;
 constexpr int kPrepareWarps = 8;
-constexpr int kCombined = 4;  // dims of a thread
 
 struct Params {
   const bf16_bits* x;          // [M, hidden]
@@ -79,13 +79,6 @@ struct Params {
   i64 down_expert, down_row, down_scale_expert, down_scale_row;
   int M, K, E, hidden, inner, num_tiles, wide_ids;
 };
-
-__device__ __forceinline__ int expert_of(const Params& p, int row, int choice) {
-  const i64 at = row * p.ids_row + choice * p.ids_choice;
-  const i64 id = p.wide_ids ? static_cast<const i64*>(p.ids)[at]
-                            : static_cast<const int*>(p.ids)[at];
-  return id >= 0 && id < p.E ? static_cast<int>(id) : -1;
-}
 
 __device__ __forceinline__ bf16_bits bf16_rounded(float x) {
   return static_cast<bf16_bits>(pack_bf16(x, 0.0f));
@@ -549,30 +542,6 @@ extern "C" __global__ void __launch_bounds__(32 * DOWN_WARPS)
   }
 }
 
-// A thread a row and four dims; parts of choices without an expert are whatever they are.
 extern "C" __global__ void __launch_bounds__(128) combine(const __grid_constant__ Params p) {
-  constexpr int kAtOnce = 8;
-  const int row = blockIdx.y, dim = (blockIdx.x * 128 + threadIdx.x) * kCombined;
-  grid_wait();
-  if (dim >= p.hidden) return;
-  const float* parts = p.parts + static_cast<i64>(row) * p.K * p.hidden + dim;
-  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  for (int first = 0; first < p.K; first += kAtOnce) {
-    float4 part[kAtOnce];
-#pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      part[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (first + k < p.K && expert_of(p, row, first + k) >= 0)
-        part[k] = *reinterpret_cast<const float4*>(parts + static_cast<i64>(first + k) * p.hidden);
-    }
-#pragma unroll
-    for (int k = 0; k < kAtOnce; ++k) {
-      sum.x += part[k].x;
-      sum.y += part[k].y;
-      sum.z += part[k].z;
-      sum.w += part[k].w;
-    }
-  }
-  *reinterpret_cast<uint2*>(p.out + row * p.out_row + dim) =
-      make_uint2(pack_bf16(sum.x, sum.y), pack_bf16(sum.z, sum.w));
+  combine_parts(p);
 }

@@ -13,7 +13,8 @@ arithmetic beyond it.
 Weights are taken as they are stored: plain numbers of the rows' dtype, int4 in groups of an
 output's inputs (compressed-tensors: eight values in an int32, the first lowest, 8 stands for 0),
 or fp8 in blocks. A product of value and scale is rounded once, to the scale's dtype (`cuda` scales
-the sums of groups instead and rounds none).
+the sums of groups instead and rounds none; where experts have few tokens it rounds what goes into a
+product to multiples of 2^-12 of the largest of its 256 inputs, or finer).
 
 Backends: `reference` (PyTorch, any dtype, any device; fp8 too), `triton` (float32, bfloat16 and
 float16 rows, plain or int4 weights; the architectures in `OP.archs`, or the CPU under

@@ -1,7 +1,8 @@
-"""The CUDA C++ implementation for int4 experts: its four kernels and how they are launched.
+"""The CUDA C++ implementation for int4 experts: its kernels and how they are launched.
 
-The kernels are those of `csrc/grouped_experts.cu`; see there for the idea. Grids and memory follow
-from shapes alone. A kernel is compiled once for each number of tokens of a tile.
+Where experts have few tokens, those of `cuda_int4_few`; here the four of `csrc/grouped_experts.cu`;
+see there for the idea. Grids and memory follow from shapes alone. A kernel is compiled once for
+each number of tokens of a tile.
 """
 
 from __future__ import annotations
@@ -15,23 +16,28 @@ import torch
 
 from engine.errors import BackendError
 from engine.kernels.cubin import CudaKernel, Launch, compile_cubin
-from engine.kernels.machine import arch_of, check_arch
+from engine.kernels.grouped_experts import cuda_int4_few
+from engine.kernels.grouped_experts.cuda_operands import (
+    GROUP,
+    INPUTS,
+    check,
+    check_rows,
+    projections,
+    scale_of,
+)
+from engine.kernels.machine import arch_of
 from engine.kernels.op import Binary, Kernel
-from engine.kernels.operands import COPY_BYTES, is_copyable, room
+from engine.kernels.operands import room
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
-    from engine.kernels.grouped_experts.problem import Problem, Projection
+    from engine.kernels.grouped_experts.problem import Problem
 
 SOURCE = "grouped_experts.cu"
-ARCHS = (90, 100, 120)
 NARROW_ARCHS = (120,)  # 99 KB of shared memory, others have 227
-GROUP = 32  # inputs that share a scale
-INPUTS = 256  # of a turn of the kernels' loops
-MOST_EXPERTS = 1024
 PREPARE_WARPS = 8
 COMBINE_THREADS, COMBINE_DIMS = 128, 4  # dims of a thread
 ROWS = 16  # of the matrix instruction
@@ -107,11 +113,14 @@ class Params(ctypes.Structure):
 
 
 def run(problem: Problem) -> None:
-    """Write `out` in four launches, each but the first queued while the one before ends."""
+    """Write `out` in a few launches, each but the first queued while the one before ends."""
     check(problem)
     device = problem.x.device
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream(device)
+        if cuda_int4_few.serves(problem):
+            cuda_int4_few.run(problem, stream)
+            return
         cut = cut_of(problem, arch_of(device))
         queue(problem, cut, _kernels(device, cut, problem.inner), stream)
 
@@ -124,56 +133,6 @@ def queue(
     params = _params(problem, cut, memory)
     for kernel, launch in zip(kernels, launches(problem, cut), strict=True):
         kernel.launch(params, launch, stream)
-
-
-def check(problem: Problem) -> None:
-    """Refuse what the kernels cannot run."""
-    x = problem.x
-    check_arch(x.device, ARCHS, "moe backend cuda")
-    _check_rows(problem)
-    operands = {"x": x, "out": problem.out}
-    for name, projection in _projections(problem):
-        operands |= {name: projection.values, f"{name}_scale": _scale(projection)}
-    for name, tensor in operands.items():
-        if not is_copyable(tensor):
-            raise BackendError(
-                f"moe backend cuda: expected {name} to begin at, and step by, multiples of "
-                f"{COPY_BYTES} bytes (its copies), got strides {tensor.stride()}"
-            )
-
-
-def _check_rows(problem: Problem) -> None:
-    if problem.x.dtype != torch.bfloat16:
-        raise BackendError(f"moe backend cuda: expected bfloat16 rows, got {problem.x.dtype}")
-    for name, projection in _projections(problem):
-        found = projection.group_size, None if projection.scale is None else projection.scale.dtype
-        if found != (GROUP, torch.bfloat16):
-            raise BackendError(
-                f"moe backend cuda: expected {name} in int4 with bfloat16 scales of {GROUP} "
-                f"inputs, got groups of {found[0]} with scales of {found[1]}"
-            )
-    widths = problem.x.shape[1], problem.inner
-    if any(width % INPUTS for width in widths):
-        raise BackendError(
-            f"moe backend cuda: expected hidden and inner to be multiples of {INPUTS}, got "
-            f"{widths[0]} and {widths[1]}"
-        )
-    if problem.num_experts > MOST_EXPERTS:
-        raise BackendError(
-            f"moe backend cuda: expected at most {MOST_EXPERTS} experts, got {problem.num_experts}"
-        )
-    if problem.num_splits is not None:
-        raise BackendError("num_splits: expected None, got a value (cuda cuts the work itself)")
-
-
-def _projections(problem: Problem) -> Iterator[tuple[str, Projection]]:
-    yield from (("gate", problem.gate), ("up", problem.up), ("down", problem.down))
-
-
-def _scale(projection: Projection) -> Tensor:
-    if projection.scale is None:
-        raise BackendError("moe backend cuda: expected scales beside the weights, got None")
-    return projection.scale
 
 
 def cut_of(problem: Problem, arch: int) -> Cut:
@@ -216,12 +175,16 @@ def launches(problem: Problem, cut: Cut) -> tuple[Launch, ...]:
 
 def programs(problem: Problem) -> int:
     """Blocks of the launch that reads gate and up."""
+    if cuda_int4_few.serves(problem):
+        return cuda_int4_few.launches(problem)[1].grid[0]
     x, y, z = launches(problem, cut_of(problem, arch_of(problem.x.device)))[1].grid
     return x * y * z
 
 
 def workspace_size(problem: Problem) -> int:
     """Numbers of 4 bytes that a call needs for results on their way."""
+    if cuda_int4_few.serves(problem):
+        return cuda_int4_few.workspace_size(problem)
     return sum(_sizes(problem, cut_of(problem, arch_of(problem.x.device))))
 
 
@@ -236,9 +199,11 @@ def _sizes(problem: Problem, cut: Cut) -> tuple[int, ...]:
 def kernels(problem: Problem, arch: int) -> tuple[Kernel, ...]:
     """Return what is launched for a problem; nothing for weights the kernels do not take."""
     try:
-        _check_rows(problem)
+        check_rows(problem)
     except BackendError:
         return ()
+    if cuda_int4_few.serves(problem):
+        return cuda_int4_few.kernels(problem, arch)
     cut = cut_of(problem, arch)
     shared = {"gate_up": cut.shared_bytes, "down": cut.down_shared_bytes(problem.inner)}
 
@@ -266,15 +231,19 @@ def _kernels(device: torch.device, cut: Cut, inner: int) -> tuple[CudaKernel, ..
 def _params(problem: Problem, cut: Cut, memory: Tensor) -> Params:
     """Return addresses, which hold no tensor: the caller keeps `memory`."""
     ids, weights = problem.expert_ids, problem.expert_weights
-    stored = [projection for _, projection in _projections(problem)]
+    stored = [projection for _, projection in projections(problem)]
     return Params(
         *(one.data_ptr() for one in (problem.x, ids, weights)),
         *(one.values.data_ptr() for one in stored),
-        *(_scale(one).data_ptr() for one in stored),
+        *(scale_of(one).data_ptr() for one in stored),
         *(part.data_ptr() for part in torch.split(memory, list(_sizes(problem, cut)))),
         problem.out.data_ptr(),
         problem.x.stride(0), *ids.stride(), *weights.stride(), problem.out.stride(0),
-        *(step for one in stored for step in (*one.values.stride()[:2], *_scale(one).stride()[:2])),
+        *(
+            step
+            for one in stored
+            for step in (*one.values.stride()[:2], *scale_of(one).stride()[:2])
+        ),
         *problem.x.shape[:1], ids.shape[1], problem.num_experts, problem.x.shape[1],
         problem.inner, num_tiles(problem, cut), int(ids.dtype == torch.int64),
     )  # fmt: skip
