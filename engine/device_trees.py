@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from engine.batch import StepBatch
-from engine.candidates import check_candidates, likeliest
+from engine.candidates import check_candidates
 from engine.config import EngineConfig
 from engine.draft_tree import DraftTree
 from engine.drafter import TapRows
 from engine.errors import BackendError, ConfigError
-from engine.kernels import OPS, Trees, Walk, draft_tree, walk_tree
+from engine.kernels import OPS, Trees, Walk, draft_tree, likeliest_tokens, walk_tree
 from engine.kernels.draft_tree import NO_TREE
 from engine.kernels.tree_walk import NO_WALK
 from engine.pass_graphs import Capture, Recurring, address, capture_for
@@ -116,6 +116,8 @@ class TreeRunner:
     def __init__(self, config: EngineConfig, capture: Capture | None) -> None:
         self._mode = config.mode
         self._backend = config.tree_backend
+        # What finds candidates beside the trees' own kernels.
+        self._finder = "reference" if self._backend == "reference" else "triton"
         self._builds = Recurring(capture)
         self._commits = Recurring(capture)
 
@@ -127,7 +129,7 @@ class TreeRunner:
         width = 1 if self._mode == "dflash" else node_budget
 
         def run() -> Trees:
-            found = likeliest(draft_logits, width)
+            found = likeliest_tokens(draft_logits, width=width, backend=self._finder)
             return draft_tree(
                 *(found.log_probs, found.token_ids, *roots.unbind()),
                 node_budget=node_budget,

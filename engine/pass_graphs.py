@@ -25,6 +25,7 @@ from engine.config import EngineConfig
 from engine.device import Place, upload
 from engine.draft_tree import DraftTree
 from engine.errors import ConfigError
+from engine.kernels import greedy_tokens
 from engine.sampling import Sampling, chosen_log_probs, tokens_or_none
 from engine.target import PassRows, Target
 
@@ -145,11 +146,19 @@ class PlainPass:
         logits = self.target.head(passed.hidden)
         if isinstance(self.target, Steered):
             self.target.steer(logits, rows.positions)
-        positions = rows.positions + 1  # of the token chosen after each row
-        seeds = 0 if choice.seeds is None else choice.seeds
-        tokens = tokens_or_none(logits, positions, seeds, choice.sampling)
-        log_probs = chosen_log_probs(logits, tokens.clamp(min=0))
-        return Passed(tokens, log_probs, passed.taps, rows.attention.slots)
+        said = choose(logits, rows, choice)
+        return Passed(*said, passed.taps, rows.attention.slots)
+
+
+def choose(logits: Tensor, rows: PassRows, choice: Choice) -> tuple[Tensor, Tensor]:
+    """Return the token after each row, by its logits [M, V], and its log-prob."""
+    if choice.sampling.is_greedy:
+        said = greedy_tokens(logits, backend=rows.attention.rows_backend)
+        return said.tokens, said.log_probs
+    positions = rows.positions + 1  # of the token chosen after each row
+    seeds = 0 if choice.seeds is None else choice.seeds
+    tokens = tokens_or_none(logits, positions, seeds, choice.sampling)
+    return tokens, chosen_log_probs(logits, tokens.clamp(min=0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

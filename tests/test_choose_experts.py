@@ -113,8 +113,8 @@ if not INTERPRETED:
 
     def test_triton_passes_this_file_and_its_neighbours_in_the_interpreter():
         # In one process: to start one takes longer than either of these.
-        names = ("test_mla_rows.py", "test_add_norm.py", "test_head_rows.py")
-        beside = map(Path(__file__).with_name, names)
+        names = ("mla_rows", "add_norm", "head_rows", "likeliest_tokens", "greedy_tokens")
+        beside = [Path(__file__).with_name(f"test_{name}.py") for name in names]
         assert_passes_in_the_interpreter(__file__, *beside)
 
     def test_triton_refuses_a_cpu():

@@ -221,7 +221,7 @@ def test_cuda_trees_are_refused_on_a_cpu():
     engine = make_engine(tree_backend="cuda")
     batch = engine.prefill(PROMPTS[:1])
 
-    with pytest.raises(BackendError, match="tree backend cuda: expected a GPU"):
+    with pytest.raises(BackendError, match="expected CUDA tensors, got cpu ones"):
         engine.step(batch)
 
 

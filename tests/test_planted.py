@@ -5,6 +5,7 @@ from engine.config import EngineConfig
 from engine.decoder import Engine
 from engine.drafter import DraftRequest, TapRows
 from engine.errors import ConfigError, OutOfPagesError, RequestError
+from engine.kernels import greedy_tokens
 from engine.pass_graphs import Choice, PlainPass
 from engine.planted import (
     PLANT_MARGIN,
@@ -14,7 +15,7 @@ from engine.planted import (
     record_continuation,
 )
 from engine.presets import preset
-from engine.sampling import GREEDY, chosen_log_probs
+from engine.sampling import GREEDY
 from engine.verify import REFERENCE, chain, plan_pass
 
 MODELS = preset("nano", dtype=torch.float64)
@@ -160,11 +161,11 @@ def test_a_planted_target_says_all_the_target_says_but_one_logit_of_a_row(monkey
     rows = plan_pass(batch.cache, batch.seqs, [chain(known[0][:3])], REFERENCE)
     heard = []
 
-    def hear(logits, token_ids):
+    def hear(logits, *, backend):
         heard.append(logits.clone())
-        return chosen_log_probs(logits, token_ids)
+        return greedy_tokens(logits, backend=backend)
 
-    monkeypatch.setattr("engine.pass_graphs.chosen_log_probs", hear)
+    monkeypatch.setattr("engine.pass_graphs.greedy_tokens", hear)
 
     plain, planted = (
         PlainPass(one, (0,))(rows, Choice(GREEDY, rows.repeat([0])))

@@ -14,6 +14,8 @@ from engine.kernels.choose_experts import OP as _CHOOSE_EXPERTS
 from engine.kernels.choose_experts import Choice, ChooseExpertsCase, choose_experts
 from engine.kernels.draft_tree import OP as _DRAFT_TREE
 from engine.kernels.draft_tree import DraftTreeCase, Trees, draft_tree
+from engine.kernels.greedy_tokens import OP as _GREEDY_TOKENS
+from engine.kernels.greedy_tokens import Greedy, GreedyTokensCase, greedy_tokens
 from engine.kernels.grouped_experts import OP as _GROUPED_EXPERTS
 from engine.kernels.grouped_experts import (
     GroupedExpertsCase,
@@ -23,6 +25,12 @@ from engine.kernels.grouped_experts import (
 )
 from engine.kernels.head_rows import OP as _HEAD_ROWS
 from engine.kernels.head_rows import HeadRowsCase, head_rows
+from engine.kernels.likeliest_tokens import OP as _LIKELIEST_TOKENS
+from engine.kernels.likeliest_tokens import (
+    Candidates,
+    LikeliestTokensCase,
+    likeliest_tokens,
+)
 from engine.kernels.mla_rows import OP as _MLA_ROWS
 from engine.kernels.mla_rows import MlaRowsCase, mla_rows
 from engine.kernels.op import Binary, Case, Cost, Kernel, Op, Tolerance
@@ -50,7 +58,9 @@ OPS: dict[str, Op[Any]] = {
         _SKINNY_LINEAR,
         _ADD_NORM,
         _HEAD_ROWS,
+        _LIKELIEST_TOKENS,
         _DRAFT_TREE,
+        _GREEDY_TOKENS,
         _WALK_TREE,
     )
 }
@@ -59,14 +69,18 @@ __all__ = [
     "OPS",
     "AddNormCase",
     "Binary",
+    "Candidates",
     "Case",
     "Choice",
     "ChooseExpertsCase",
     "Cost",
     "DraftTreeCase",
+    "Greedy",
+    "GreedyTokensCase",
     "GroupedExpertsCase",
     "HeadRowsCase",
     "Kernel",
+    "LikeliestTokensCase",
     "MlaRowsCase",
     "Op",
     "SkinnyLinearCase",
@@ -81,11 +95,13 @@ __all__ = [
     "draft_tree",
     "experts_programs",
     "experts_workspace_size",
+    "greedy_tokens",
     "grouped_experts",
     "head_rows",
     "ladder_attention",
     "ladder_programs",
     "launched_programs",
+    "likeliest_tokens",
     "mla_rows",
     "skinny_linear",
     "tree_attention",

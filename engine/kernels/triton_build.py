@@ -7,6 +7,7 @@ pointers and integers divisible by 16 are known to be. Knows no op.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +36,24 @@ _TYPES = {
     torch.int32: "i32",
     torch.int64: "i64",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class TritonLaunch:
+    """What one of an op's launches is made of."""
+
+    function: Any  # under `triton.jit`
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    meta: dict[str, Any]  # constants and the compiler's options
+
+    def start(self) -> None:
+        """Queue it on the current device."""
+        self.function[self.grid](*self.arguments, **self.meta)
+
+    def kernel(self, arch: int) -> Kernel:
+        """Return its kernel, ready to be compiled for an architecture."""
+        return triton_kernel(self.function, self.arguments, self.meta, arch)
 
 
 def triton_kernel(
