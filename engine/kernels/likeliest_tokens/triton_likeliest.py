@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from engine.kernels.op import Kernel
 
 LEAST_PART = 1024  # tokens, so that a row of 20480 is on 20 SMs
-MOST_PARTS = 32  # of a row, whose best the second launch has to look through
+MOST_PARTS = 128  # of a row, whose best the second launch has to look through
 MOST_PAIRS = 8192  # that are looked through, in the registers of one block
 KEYS_PER_WARP = 512  # 16 in the registers of a thread
 MOST_WARPS = 16
