@@ -8,8 +8,6 @@ far out keep their phase whatever the model's dtype.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 from typing import TypeVar
 
 import torch
@@ -155,10 +153,12 @@ class Rotary:
 
     def at(self, positions: Tensor, dtype: torch.dtype) -> Rotation:
         """Return the rotation of `positions` [M] int64, in the accumulation dtype of `dtype`."""
-        angles = positions.to(torch.float64).unsqueeze(-1) * self.frequencies
-        dtype = accumulation_dtype(dtype)
-        cos, sin = angles.cos() * self.amplitude, angles.sin() * self.amplitude
-        return Rotation(cos.to(dtype), sin.to(dtype))
+        angles = positions.unsqueeze(-1) * self.frequencies
+        # Of few rows both in few launches: polar is amplitude * cos and amplitude * sin in one.
+        turned = torch.view_as_real(torch.polar(angles.new_full((), self.amplitude), angles))
+        both = angles.new_empty((2, *angles.shape), dtype=accumulation_dtype(dtype))
+        both.copy_(turned.movedim(-1, 0))
+        return Rotation(both[0], both[1])
 
 
 def rotate_interleaved(x: Tensor, rotation: Rotation) -> Tensor:
@@ -211,15 +211,13 @@ class Stream:
         """Return the sum and its norm; `backend` is that of `add_norm`."""
         return add_norm(self.x, self.addends, weight, eps=eps, backend=backend)
 
-    @property
-    def total(self) -> Tensor:
-        """The sum."""
-        return self.x + reduce(add, self.addends) if self.addends else self.x
-
 
 @dataclass(frozen=True, slots=True)
 class SwiGlu:
-    """The gated MLP `down(silu(gate(x)) * up(x))`, one product for both where they are `joined`."""
+    """The gated MLP `down(silu(gate(x)) * up(x))`, one product for both where they are `joined`.
+
+    That product gates what it gives itself, in one launch.
+    """
 
     gate_proj: Weight  # [I, hidden]
     up_proj: Weight  # [I, hidden]
@@ -237,7 +235,8 @@ class SwiGlu:
             gate = functional.silu(linear(x, self.gate_proj, backend=backend))
             gated = gate * linear(x, self.up_proj, backend=backend)
             return linear(gated, self.down_proj, backend=backend)
-        return self.down(linear(x, both, backend=backend), x.dtype, backend=backend)
+        gated = skinny_linear(x, both, gates_out=True, backend=backend)
+        return linear(gated, self.down_proj, backend=backend)
 
     def down(self, gated: Tensor, dtype: torch.dtype, *, backend: str) -> Tensor:
         """Return `down(silu(gate) * up)` in `dtype`, given gate and up beside each other."""

@@ -63,7 +63,7 @@ class PassRows:
 class TargetRows:
     """What a target pass gives for its M rows: the final hidden states and the taps."""
 
-    hidden: Tensor  # [M, hidden], before the final norm
+    hidden: Tensor  # [M, hidden], normalised, as the head reads them
     taps: Tensor  # [M, num_taps * hidden], column blocks in the order of the tapped layers
 
 
@@ -154,15 +154,15 @@ class Target:
             before, stream = layer.paged(stream, rotation, rows)
             if layer.index - 1 in tap_ids:
                 taps.append(before)
-        hidden = stream.total
+        eps, backend = self.config.rms_norm_eps, rows.attention.rows_backend
+        last, hidden = stream.normed(self.norm, eps, backend)
         if len(self.layers) - 1 in tap_ids:
-            taps.append(hidden)
+            taps.append(last)
         return TargetRows(hidden, torch.cat(taps, dim=-1) if taps else hidden[:, :0])
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Return the logits of `hidden` [M, hidden], [M, V] float32."""
-        normed = rms_norm(hidden, self.norm, self.config.rms_norm_eps)
-        return linear(normed, self.lm_head).float()
+        """Return the logits of hidden states as `forward` gives them, [M, V] float32."""
+        return linear(hidden, self.lm_head).float()
 
     def logits(self, token_ids: Sequence[int] | Tensor) -> Tensor:
         """Return the logits after every token of one sequence by a plain causal forward.
@@ -194,7 +194,7 @@ class Target:
         x = self.embed_tokens[torch.tensor(token_ids, device=self.device)]
         for layer in self.layers:
             x = layer.naive(x, rotation)
-        return self.head(x)
+        return self.head(rms_norm(x, self.norm, self.config.rms_norm_eps))
 
 
 def check_tokens(token_ids: object, vocab_size: int) -> None:

@@ -72,9 +72,10 @@ def tokens_to(tree, node):
 def assert_every_node_is_judged_on_its_own_path(batch, trees, verified, *, every=1):
     for n, (sequence, tree) in enumerate(zip(batch.sequences, trees, strict=True)):
         for node in range(0, tree.tree_size, every):
-            streams = naive_pass([*sequence.token_ids, *tokens_to(tree, node)])[1]
+            text = [*sequence.token_ids, *tokens_to(tree, node)]
+            streams = naive_pass(text)[1]
             taps = torch.cat([streams[i] for i in CONFIG.target_layer_ids], dim=-1)
-            best = TARGET.head(streams[-1][-1:])[0].log_softmax(-1).max(-1)
+            best = TARGET.logits(text)[-1].log_softmax(-1).max(-1)
             assert int(verified.target_tokens[n, node]) == int(best.indices)
             assert float(verified.log_probs[n, node]) == pytest.approx(float(best.values), abs=1e-5)
             got = verified.taps[verified.offsets[n] + node]

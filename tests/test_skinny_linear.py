@@ -48,7 +48,12 @@ def by_hand(arguments):
     made = torch.tensor(
         [activated(row, arguments, weight.dtype) for row in rows], dtype=torch.float64
     )
-    return made.view(*x.shape[:-1], -1) @ weight.double().transpose(-1, -2)
+    whole = made.view(*x.shape[:-1], -1) @ weight.double().transpose(-1, -2)
+    if not arguments["gates_out"]:
+        return whole
+    gating = {"norm_weight": None, "is_gated": True}
+    rows = [activated(row, gating, weight.dtype) for row in whole.flatten(0, -2).tolist()]
+    return torch.tensor(rows, dtype=torch.float64).view(*whole.shape[:-1], -1)
 
 
 def row_errors(got, wanted):
@@ -150,12 +155,13 @@ def test_the_kernel_refuses_a_cpu():
         ({"x": torch.zeros(2, 63)}, r"x: expected shape \[1, any, 64\], got \[1, 2, 63\]"),
         ({"x": torch.zeros(2, 64).double()}, "x: expected dtype float32, got"),
         ({"is_gated": True}, r"x: expected shape \[1, any, 128\]"),
+        ({"gates_out": True}, "weight: expected an even number of outputs, got 3"),
         ({"norm_weight": torch.ones(63)}, r"norm_weight: expected shape \[64\]"),
         ({"out": torch.zeros(2, 4)}, r"out: expected shape \[1, 2, 3\]"),
         ({"out_dtype": torch.bfloat16}, "out_dtype: expected torch.float32 or torch.float32, got"),
         (
             {"norm_weight": torch.ones(64), "is_gated": True},
-            "norm_weight: expected None where x is gated",
+            "norm_weight: expected None beside a gate",
         ),
     ],
 )
@@ -178,6 +184,7 @@ def test_a_block_fits_every_machine_with_a_turn_to_read_and_one_to_fill(case):
             weight=norm_weight.expand(*heads, case.num_outputs, width),
             norm_weight=norm_weight if case.is_normalised else None,
             is_gated=case.is_gated,
+            gates_out=case.gates_out,
         )
 
         cut = cut_of(problem, arch)

@@ -17,8 +17,11 @@
 // which is known when all inputs have passed · GATED: silu(gate) * up of x = [gate | up], rounded where
 // PyTorch rounds, both read as float32 where FLOAT_X.
 //
-// Macros: TOKENS, 8 to 32 · WARPS · ROWS: 8, 16 or 32 · STAGES, of at least 2 · CHUNK: a multiple of
-// 64 * WARPS, of no meaning but for GATED · NORM, GATED, FLOAT_X, FLOAT_OUT: 0 or 1.
+// GATES: half of a block's rows are of the gate, half the same ones of what it gates, which lie N rows
+// further; what the block stores is silu(gate) * up of both sums.
+//
+// Macros: TOKENS, 8 to 32 · WARPS · ROWS, of a block: 8, 16 or 32 · STAGES, of at least 2 · CHUNK: a multiple of
+// 64 * WARPS, of no meaning but for GATED · NORM, GATED, GATES, FLOAT_X, FLOAT_OUT: 0 or 1.
 #include "mma.cuh"
 
 static_assert(STAGES >= 2, "a turn is read while the next one is copied");
@@ -26,6 +29,7 @@ static_assert(STAGES >= 2, "a turn is read while the next one is copied");
 constexpr int kColumns = TOKENS / 8;
 constexpr int kTiles = ROWS > 16 ? 2 : 1;
 constexpr bool kIsHalf = ROWS == 8;
+constexpr int kOutputs = GATES ? ROWS / 2 : ROWS;
 constexpr int kThreads = 32 * WARPS;
 constexpr int kTurn = 64;         // inputs
 constexpr int kRow = kTurn * 2;   // bytes
@@ -36,7 +40,7 @@ constexpr int kPieces = GATED ? (FLOAT_X ? 4 : 2) : 1;  // of 16 bytes that make
 
 struct Params {
   const void* x;               // [H, M, inputs], GATED: [H, M, 2 * inputs]
-  const bf16_bits* weight;     // [H, N, inputs]
+  const bf16_bits* weight;     // [H, N, inputs], GATES: [H, 2 * N, inputs]
   const bf16_bits* norm;       // [inputs], NORM
   void* out;                   // [H, M, N]
   i64 x_head, x_row, weight_head, weight_row, out_head, out_row;
@@ -135,15 +139,17 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int group = lane >> 2, own = lane & 3;     // row or column of a fragment, and place in it
   const int copied = lane >> 3, piece = lane & 7;  // row, of four, and piece that this lane copies
-  const int first = blockIdx.x * ROWS, head = blockIdx.y;
+  const int first = blockIdx.x * kOutputs, head = blockIdx.y;
   const char* x = static_cast<const char*>(p.x) + head * p.x_head * (FLOAT_X ? 4 : 2);
   const u32 ring = shared_address(smem) + kReadyBytes + warp * STAGES * kStage;
 
   const bf16_bits* rows[ROWS / 4];
 #pragma unroll
   for (int n = 0; n < ROWS / 4; ++n) {
-    const int row = first + 4 * n + copied;  // what is beyond the last is not stored
-    rows[n] = p.weight + head * p.weight_head + (row < p.N ? row : p.N - 1) * p.weight_row + piece * 8;
+    const bool is_up = 4 * n >= kOutputs;
+    const int row = first + 4 * n + copied - (is_up ? kOutputs : 0);
+    const int kept = (row < p.N ? row : p.N - 1) + (is_up ? p.N : 0);  // beyond the last: not stored
+    rows[n] = p.weight + head * p.weight_head + kept * p.weight_row + piece * 8;
   }
   const auto input_of = [&](int turn) { return (warp + turn * WARPS) * kTurn; };
   const auto copy_weights = [&](u32 stage, int turn) {
@@ -265,17 +271,22 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < p.M * ROWS; i += kThreads) {
-    const int token = i / ROWS, row = first + i % ROWS;
-    float total = 0.0f;
+  for (int i = threadIdx.x; i < p.M * kOutputs; i += kThreads) {
+    const int token = i / kOutputs, row = first + i % kOutputs;
+    float total = 0.0f, up = 0.0f;
 #pragma unroll
-    for (int w = 0; w < WARPS; ++w) total += sums[w * TOKENS * ROWS + i];
+    for (int w = 0; w < WARPS; ++w) {
+      const float* sum = sums + (w * TOKENS + token) * ROWS + i % kOutputs;
+      total += sum[0];
+      if (GATES) up += sum[kOutputs];
+    }
     if constexpr (NORM) {
       float all = 0.0f;
 #pragma unroll
       for (int w = 0; w < WARPS; ++w) all += all_squares[w * TOKENS + token];
       total *= rsqrtf(all / p.inputs + p.eps);
     }
+    if (GATES) total = low_of(gated(total, 0.0f, up, 0.0f));
     const i64 at = head * p.out_head + token * p.out_row + row;
     if (row < p.N) {
       if constexpr (FLOAT_OUT) {

@@ -8,6 +8,8 @@ For row m of head h (one head where there are none), with `act` in front of the 
           RMS(x) * norm_weight                  with `norm_weight`
           silu(gate) * up of x = [gate | up]    with `is_gated`
 
+and behind it, with `gates_out`, silu(gate) * up of the product [gate | up], so half as wide.
+
 A kernel of our own because weights of N * inputs numbers are all that such a product reads, and a
 library that pads rows to a tile, or divides inputs among blocks and adds in a second launch, takes
 longer over it; `act` would be one to three launches more. Bound by reading the weights. Sums in
@@ -53,6 +55,7 @@ def skinny_linear(
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
     is_gated: bool = False,
+    gates_out: bool = False,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     backend: str,
@@ -65,14 +68,16 @@ def skinny_linear(
         With `is_gated` 2 * inputs wide, of the weight's dtype or its accumulation dtype.
     weight : [N, inputs] or [H, N, inputs], last dim contiguous
     norm_weight : [inputs], optional
-        Of the norm in front of the product.
+        Of the norm in front of the product; none beside a gate.
     eps : float
         Added to that norm's mean square.
     is_gated : bool
         Whether x is the gate and what it gates, beside each other.
+    gates_out : bool
+        Whether the product is; of an even N, and the result is N / 2 wide.
     out_dtype : dtype, optional
         The weight's, which is the default, or its accumulation dtype.
-    out : [M, N] or [H, M, N], last dim contiguous, optional
+    out : [M, N] or [H, M, N], or half as wide, last dim contiguous, optional
         Written (mutated) and returned; allocated if absent. Must not overlap x.
     backend : str
         Name in `OPS["skinny_linear"].implementations`.
@@ -96,6 +101,7 @@ def skinny_linear(
         norm_weight=norm_weight,
         eps=eps,
         is_gated=is_gated,
+        gates_out=gates_out,
         out_dtype=out_dtype,
         out=out,
     )
@@ -106,8 +112,8 @@ def skinny_linear(
 
 def _problem(**arguments: Any) -> Problem:
     """Check the arguments of a call of which the optional ones may be left out."""
-    defaults = {"norm_weight": None, "eps": 0.0, "is_gated": False, "out_dtype": None, "out": None}
-    return pose(**(defaults | arguments))
+    defaults = {"norm_weight": None, "eps": 0.0, "out_dtype": None, "out": None}
+    return pose(**(defaults | {"is_gated": False, "gates_out": False} | arguments))
 
 
 OP: Op[SkinnyLinearCase] = op_of(skinny_linear, _BACKENDS, _problem, cases)

@@ -23,10 +23,16 @@ class SkinnyLinearCase(Case):
     num_heads: int = 0  # H; 0: there are none
     is_normalised: bool = False
     is_gated: bool = False
+    gates_out: bool = False
     is_wide_in: bool = False  # x, where gated, of the accumulation dtype
     is_wide_out: bool = False
     gap: int = 0  # numbers behind every row of x, weight and out: views
     seed: int = 0
+
+    @property
+    def width_out(self) -> int:
+        """Numbers in a row of the result."""
+        return self.num_outputs // 2 if self.gates_out else self.num_outputs
 
 
 def inputs(
@@ -59,7 +65,10 @@ def inputs(
         "norm_weight": norm_weight.to(device, dtype) if case.is_normalised else None,
         "eps": NORM_EPS,
         "is_gated": case.is_gated,
-        "out": placed(torch.full((*heads, M, N), 7.0), wide if case.is_wide_out else dtype),
+        "gates_out": case.gates_out,
+        "out": placed(
+            torch.full((*heads, M, case.width_out), 7.0), wide if case.is_wide_out else dtype
+        ),
     }
 
 
@@ -68,7 +77,7 @@ def cost(case: SkinnyLinearCase, *, itemsize: int = 2) -> Cost:
     heads, M, N, width = max(case.num_heads, 1), case.num_rows, case.num_outputs, case.num_inputs
     wide = max(itemsize, 4)
     read = M * width * (2 if case.is_gated else 1) * (wide if case.is_wide_in else itemsize)
-    written = M * N * (wide if case.is_wide_out else itemsize)
+    written = M * case.width_out * (wide if case.is_wide_out else itemsize)
     norm = width * itemsize if case.is_normalised else 0
     moved = heads * (N * width * itemsize + read + written) + norm
     return Cost(bytes=moved, flops=2 * heads * M * N * width)
@@ -98,6 +107,10 @@ CASES: tuple[SkinnyLinearCase, ...] = (
     SkinnyLinearCase("gated", "a gate before", 9, 40, 128, is_gated=True),
     SkinnyLinearCase("gated-wide", "a gate that comes in float32", 9, 40, 96, is_gated=True,
                      is_wide_in=True),
+    SkinnyLinearCase("gates", "a gate behind, of outputs that fill no block", 9, 74, 96,
+                     gates_out=True),
+    SkinnyLinearCase("gates-wide", "a gate before and a gate behind, not rounded to store", 3, 40,
+                     160, is_gated=True, gates_out=True, is_wide_out=True),
     SkinnyLinearCase("wide", "a result that is not rounded", 9, 40, 128, is_wide_out=True),
     SkinnyLinearCase("strided", "views of wider tensors", 6, 20, 64, num_heads=2, gap=8),
     SkinnyLinearCase("two-tiles", "enough outputs for two tiles a block", 9, 4100, 64),
@@ -116,8 +129,8 @@ PRODUCTION: tuple[SkinnyLinearCase, ...] = tuple(
                          896, HIDDEN, is_wide_out=True),
         SkinnyLinearCase(f"shared-{rows}", "down of the shared expert", rows, HIDDEN, 256,
                          is_gated=True, is_wide_in=True),
-        SkinnyLinearCase(f"dense-{rows}", "gate and up of a dense layer", rows, 4608, HIDDEN),
-        SkinnyLinearCase(f"down-{rows}", "down of a dense layer", rows, HIDDEN, 2304,
-                         is_gated=True),
+        SkinnyLinearCase(f"dense-{rows}", "gate and up of a dense layer", rows, 4608, HIDDEN,
+                         gates_out=True),
+        SkinnyLinearCase(f"down-{rows}", "down of a dense layer", rows, HIDDEN, 2304),
     )
 )  # fmt: skip

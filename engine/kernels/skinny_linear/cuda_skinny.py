@@ -32,6 +32,7 @@ ROW_BYTES = 2 * TURN_INPUTS
 LEAST_STAGES = 2  # of a ring: one is read while the next is filled
 FEW_INPUTS = 1024  # up to which a warp has few turns, whatever its block is
 FEW_OUTPUTS, MANY_OUTPUTS = 1024, 16384  # up to which a block has 8, and 16, of them
+LOW_TOKENS, WAVE_OUTPUTS = 8, 4096  # up to, and beyond, which three blocks of an SM are faster
 NARROW_ARCHS = (120,)
 SHARED_BYTES, NARROW_SHARED_BYTES = (
     227 * 1024 - 1024,
@@ -46,11 +47,12 @@ class Cut:
 
     tokens: int
     warps: int
-    rows: int  # outputs of a block
+    rows: int  # of the weight, of a block
     stages: int
     chunk: int  # inputs of tokens that are made ready at a time; 0 where they come as they are
     norm: int
     gated: int
+    gates: int
     float_x: int
     float_out: int
 
@@ -125,7 +127,8 @@ def _check_sizes(problem: Problem) -> None:
 
 def cut_of(problem: Problem, arch: int) -> Cut:
     """Choose the cut of a problem: what an H200 was fastest with at 9 rows of a rank's products."""
-    outputs = problem.out.shape[0] * problem.out.shape[2]
+    outputs = problem.weight.shape[0] * problem.weight.shape[1]
+    tokens = problem.x.shape[1]
     if problem.is_gated:
         warps, rows, stages = 8, 32, 3
     elif problem.norm_weight is not None:
@@ -135,7 +138,8 @@ def cut_of(problem: Problem, arch: int) -> Cut:
     elif outputs <= FEW_OUTPUTS:
         warps, rows, stages = 16, 8, 3
     else:
-        warps, rows, stages = 8, 16 if outputs <= MANY_OUTPUTS else 32, 4
+        is_low = problem.gates_out and outputs > WAVE_OUTPUTS and tokens <= LOW_TOKENS
+        warps, rows, stages = 8, 16 if outputs <= MANY_OUTPUTS else 32, 3 if is_low else 4
     return cut_with(problem, arch, warps=warps, rows=rows, stages=stages)
 
 
@@ -153,6 +157,7 @@ def cut_with(problem: Problem, arch: int, *, warps: int, rows: int, stages: int)
         chunk=chunk,
         norm=int(problem.norm_weight is not None),
         gated=int(problem.is_gated),
+        gates=int(problem.gates_out),
         float_x=int(problem.x.dtype == torch.float32),
         float_out=int(problem.out.dtype == torch.float32),
     )
@@ -166,7 +171,7 @@ def cut_with(problem: Problem, arch: int, *, warps: int, rows: int, stages: int)
 def launch(problem: Problem, cut: Cut) -> Launch:
     """Return the launch: a block for its outputs, for every head."""
     H, _, N = problem.out.shape
-    grid = (-(-N // cut.rows), H, 1)
+    grid = (-(-N // (cut.rows // 2 if cut.gates else cut.rows)), H, 1)
     return Launch(grid, 32 * cut.warps, cut.shared_bytes, follows_early=True)
 
 
@@ -197,6 +202,6 @@ def _params(problem: Problem) -> Params:
         None if norm_weight is None else norm_weight.data_ptr(),
         out.data_ptr(),
         *(step for one in (x, weight, out) for step in one.stride()[:2]),
-        *(x.shape[1], weight.shape[1], problem.inputs),
+        *(x.shape[1], out.shape[2], problem.inputs),
         problem.eps,
     )

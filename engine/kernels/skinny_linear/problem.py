@@ -23,7 +23,8 @@ class Problem:
     norm_weight: Tensor | None  # [inputs]
     eps: float
     is_gated: bool
-    out: Tensor  # [H, M, N]
+    gates_out: bool
+    out: Tensor  # [H, M, N], half as wide where the product is gated
 
     @property
     def inputs(self) -> int:
@@ -38,6 +39,7 @@ def pose(
     norm_weight: Tensor | None,
     eps: float,
     is_gated: bool,
+    gates_out: bool,
     out_dtype: torch.dtype | None,
     out: Tensor | None,
 ) -> Problem:
@@ -47,8 +49,8 @@ def pose(
             f"x, weight: expected both of 2 dims or both of 3, got {list(x.shape)} and "
             f"{list(weight.shape)} (heads are the first of three)"
         )
-    if is_gated and norm_weight is not None:
-        raise ShapeError("norm_weight: expected None where x is gated, got a tensor")
+    if (is_gated or gates_out) and norm_weight is not None:
+        raise ShapeError("norm_weight: expected None beside a gate, got a tensor")
     has_heads = x.dim() == 3
     if not has_heads:
         x, weight = x.unsqueeze(0), weight.unsqueeze(0)
@@ -59,7 +61,9 @@ def pose(
     check_tensor("x", x, (H, None, width), (dtype, wide) if is_gated else (dtype,))
     if norm_weight is not None:
         check_tensor("norm_weight", norm_weight, (inputs,), (dtype,))
-    shape = (H, x.shape[1], N)
+    if gates_out and N % 2:
+        raise ShapeError(f"weight: expected an even number of outputs, got {N} (gate and up)")
+    shape = (H, x.shape[1], N // 2 if gates_out else N)
     if out is None:
         out = torch.empty(shape, dtype=out_dtype or dtype, device=x.device)
     elif not has_heads and out.dim() == 2:
@@ -68,4 +72,4 @@ def pose(
     if out.dtype not in (dtype, wide):
         raise ShapeError(f"out_dtype: expected {dtype} or {wide}, got {out.dtype}")
     check_device(x.device, (weight, norm_weight, out))
-    return Problem(x, weight, norm_weight, eps, is_gated, out)
+    return Problem(x, weight, norm_weight, eps, is_gated, gates_out, out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
 
 def run(problem: Problem) -> None:
     """Write `out`."""
+    if problem.gates_out:
+        H, M, N = problem.out.shape
+        whole = problem.weight.new_empty(H, M, 2 * N)
+        run(replace(problem, gates_out=False, out=whole))
+        problem.out.copy_(_gated(whole))
+        return
     x, weight, out = _activated(problem), problem.weight.transpose(1, 2), problem.out
     if out.dtype != weight.dtype:
         if len(weight) == 1 and weight.device.type == "cuda":
@@ -34,6 +41,10 @@ def _activated(problem: Problem) -> Tensor:
     if norm_weight is not None:
         return functional.rms_norm(x, norm_weight.shape, norm_weight, problem.eps)
     if problem.is_gated:
-        gate, up = x.chunk(2, dim=-1)
-        return functional.silu(gate) * up
+        return _gated(x)
     return x
+
+
+def _gated(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return functional.silu(gate) * up
