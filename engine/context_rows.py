@@ -56,25 +56,6 @@ class Sight:
         """Return the context slot of each position."""
         return positions if self.ring is None else positions % self.ring
 
-    def held(self, lengths: Tensor, num_slots: int) -> Tensor:
-        """Return the position each of the slots in use holds, [N, num_slots]; negative = none.
-
-        `lengths` is [N, 1] int64, `num_slots` at least the longest of them where all is kept.
-        """
-        last = lengths - 1
-        slots = torch.arange(num_slots, device=lengths.device)
-        return last - (last - slots) % (self.ring or num_slots)
-
-    def sees(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return whether each query position sees each key position; they are broadcast."""
-        distance = queries - keys
-        seen = (keys >= 0).expand_as(distance)
-        if self.behind is not None:
-            seen = seen & (distance < self.behind)
-        if self.ahead is not None:
-            seen = seen & (distance > -self.ahead)
-        return seen
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ContextRows:
@@ -114,15 +95,13 @@ class ContextRows:
 
     def context(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return keys and values in the context slots, [N, H_kv, slots, head_dim] views."""
-        return _keys_and_values(self.layers[layer][:, :, self.front :])
+        values, keys = self.layers[layer][:, :, self.front :].chunk(2, dim=-1)
+        return keys, values
 
-    def attended(self, layer: int, num_rows: int, *, lead: int = 0) -> tuple[Tensor, Tensor]:
-        """Return keys and values of the block and of the context slots behind it, `num_rows`.
-
-        Of these, `lead` are the unused rows just in front of the block.
-        """
-        first = self.front - self.block_size - lead
-        return _keys_and_values(self.layers[layer][:, :, first : first + num_rows])
+    def attended(self, layer: int, num_rows: int) -> Tensor:
+        """Return the block's rows and those of the context slots behind it, `num_rows`, a view."""
+        first = self.front - self.block_size
+        return self.layers[layer][:, :, first : first + num_rows]
 
     def index(self, sight: Sight, seqs: Tensor, slots: Tensor) -> Tensor:
         """Return where rows of layers of `sight` lie in all of the layer's, head by head.
@@ -149,11 +128,12 @@ class ContextRows:
 
     def write(self, layer: int, index: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store rows of one layer (mutated), [K, H_kv, head_dim] each, at `index` of its sight."""
-        self.write_rows(layer, index, torch.cat((values, keys), dim=-1))
+        new = torch.cat((values, keys), dim=-1)
+        self.packed(layer).index_copy_(0, index, new.flatten(0, 1))
 
-    def write_rows(self, layer: int, index: Tensor, new: Tensor) -> None:
-        """Store rows `[value ; key]` of one layer (mutated), [K, H_kv, 2 * head_dim]."""
-        self.layers[layer].flatten(0, 2).index_copy_(0, index, new.flatten(0, 1))
+    def packed(self, layer: int) -> Tensor:
+        """Return all rows of one layer `[value ; key]`, head by head, a view."""
+        return self.layers[layer].flatten(0, 2)
 
     def widened(self, capacity: int) -> "ContextRows":
         """Return a copy with room for `capacity` positions of every sequence."""
@@ -189,11 +169,6 @@ class ContextRows:
 def capacity_for(num_rows: int) -> int:
     """Return the positions to make room for: a power of two, so that few graphs differ in it."""
     return 1 << (max(num_rows, PAGE_ROWS) - 1).bit_length()
-
-
-def _keys_and_values(rows: Tensor) -> tuple[Tensor, Tensor]:
-    values, keys = rows.chunk(2, dim=-1)
-    return keys, values
 
 
 def _whole_pages(num_rows: int) -> int:

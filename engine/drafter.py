@@ -40,7 +40,7 @@ from engine.errors import ConfigError, ShapeError
 from engine.layers import Rotary, Rotation, Stream, behind_each_other
 from engine.target import Shape, Target
 from engine.whole_attention import BlockAttention, PagedAttention, SlicedAttention
-from engine.window_attention import window_attention
+from engine.window_attention import WindowAttention
 
 MASK_EMBEDDING = "mask_embedding.weight"  # optional: the target's own row of the mask otherwise
 
@@ -277,8 +277,9 @@ class Drafter:
         whole = SlicedAttention(tuple(context.lengths))
         positions = lengths.unsqueeze(1) + torch.arange(self.config.block_size, device=roots.device)
         rotation = self.rotary.at(positions.flatten(), self.fc.dtype)
-        attention = self._attention(context.rows, positions, num_slots, whole)
-        block = BlockRows(rotation, attention, LayerBackends())
+        backends = LayerBackends()
+        attention = _attention(lengths, num_slots, whole, backends.rows)
+        block = BlockRows(rotation, attention, backends)
         return self._draft(context.rows, self._block_rows(roots), block)
 
     def block_tokens(self, request: DraftRequest) -> list[list[int]]:
@@ -302,13 +303,14 @@ class Drafter:
             index = _new_places(rows, inputs, positions[0], steps)
             num_slots = {sight: sight.num_kept(rows.capacity) for sight in rows.sights}
             whole = SlicedAttention(()) if inputs.whole is None else inputs.whole.at(lengths[1])
-            attention = self._attention(rows, positions[1], num_slots, whole)
+            attention = _attention(lengths[1], num_slots, whole, inputs.backends.rows)
             x = self._block_rows(inputs.tokens[:, 0])
         features = self._features(inputs.taps, inputs.backends)
         aside.join()
-        new = self._projection(features if N == 1 else features[source.flatten()], rotations[0])
-        for layer in self.layers:
-            rows.write_rows(layer.index, index[rows.sights[layer.index]], new[layer.index])
+        new = self._projection(features if N == 1 else features[source.flatten()])
+        for layer, made in zip(self.layers, new, strict=True):
+            places = index[rows.sights[layer.index]]
+            layer.keep(made, rotations[0], rows.packed(layer.index), places, inputs.backends.rows)
         block = BlockRows(rotations[1], attention, inputs.backends)
         return Drafted(self._draft(rows, x, block), features)
 
@@ -325,28 +327,24 @@ class Drafter:
         _, normed = stream.normed(self.norm, self.config.rms_norm_eps, block.backends.rows)
         return functional.linear(normed.view(x.shape)[:, 1:], self.target.lm_head).float()
 
-    def _attention(
-        self,
-        rows: ContextRows,
-        positions: Tensor,
-        num_slots: Mapping[Sight, int],
-        whole: BlockAttention,
-    ) -> dict[Sight, BlockAttention]:
-        """Return how a block at `positions` [N, S] attends so many context slots and itself."""
-        group = self.config.num_attention_heads // self.config.num_key_value_heads
-        return {
-            sight: whole
-            if sight == Sight()
-            else window_attention(sight, positions, count, rows, group)
-            for sight, count in num_slots.items()
-        }
-
     @cached_property
     def _projection(self) -> ContextProjection:
         return ContextProjection.of(self.layers)
 
     def _layers_of(self, rows: ContextRows, sight: Sight) -> list[DrafterLayer]:
         return [layer for layer in self.layers if rows.sights[layer.index] == sight]
+
+
+def _attention(
+    lengths: Tensor, num_slots: Mapping[Sight, int], whole: BlockAttention, backend: str
+) -> dict[Sight, BlockAttention]:
+    """Return how blocks behind `lengths` [N] rows attend so many context slots and themselves."""
+    return {
+        sight: whole
+        if sight.behind is None or sight.ring is None
+        else WindowAttention(sight.behind, sight.ahead, sight.ring, lengths, count, backend)
+        for sight, count in num_slots.items()
+    }
 
 
 def _new_places(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.config import DrafterConfig
 from engine.context_rows import ContextRows, Sight
-from engine.kernels import head_rows
+from engine.kernels import head_rows, keep_rows
 from engine.layers import (
     Rotation,
     Stream,
@@ -32,7 +32,7 @@ from engine.whole_attention import BlockAttention
 class LayerBackends:
     """Which implementations the rows of a block run through."""
 
-    rows: str = "reference"  # of `add_norm` and `head_rows`
+    rows: str = "reference"  # of `add_norm`, `keep_rows`, `head_rows`, `attend_window`
     linear: str = "reference"  # of `skinny_linear`
 
 
@@ -68,6 +68,25 @@ class DrafterLayer:
         keys = rms_norm(keys.view(shape), self.k_norm, self.config.rms_norm_eps)
         return rotate_half_split(keys, rotation), values.view(shape)
 
+    def keep(
+        self, made: Tensor, rotation: Rotation, rows: Tensor, places: Tensor, backend: str
+    ) -> None:
+        """Store context rows of keys and values `made` [2, M, H_kv, head_dim] in `rows` (mutated).
+
+        `places` and `backend` are those of `keep_rows`.
+        """
+        keep_rows(
+            made[0],
+            made[1],
+            self.k_norm,
+            rotation.cos,
+            rotation.sin,
+            eps=self.config.rms_norm_eps,
+            rows=rows,
+            places=places,
+            backend=backend,
+        )
+
     def __call__(self, stream: Stream, block: BlockRows, rows: ContextRows) -> Stream:
         """Map the residual stream of the block rows, [N * S, hidden].
 
@@ -76,7 +95,8 @@ class DrafterLayer:
         """
         eps, backends = self.config.rms_norm_eps, block.backends
         x, normed = stream.normed(self.input_layernorm, eps, backends.rows)
-        attended = self._attend(self._queries(normed, block, rows), block, rows)
+        attend = block.attention[rows.sights[self.index]]
+        attended = attend(self._queries(normed, block, rows), rows, self.index)
         out = linear(attended, self.o_proj, backend=backends.linear)
         x, normed = Stream(x, (out,)).normed(self.post_attention_layernorm, eps, backends.rows)
         return Stream(x, (self.mlp(normed, backend=backends.linear),))
@@ -100,13 +120,6 @@ class DrafterLayer:
             block=rows.block(self.index),
             backend=block.backends.rows,
         )
-
-    def _attend(self, queries: Tensor, block: BlockRows, rows: ContextRows) -> Tensor:
-        """Return what the block's queries see, [N * S, H * head_dim]."""
-        (N, heads, _, head_dim), S = queries.shape, rows.block_size
-        out = block.attention[rows.sights[self.index]](queries, rows, self.index)
-        out = out.view(N, heads, -1, S, head_dim)
-        return out.permute(0, 3, 1, 2, 4).reshape(N * S, -1)
 
 
 def drafter_layer_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:

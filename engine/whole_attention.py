@@ -24,7 +24,10 @@ class BlockAttention(Protocol):
     """Attention of a block in layers of one sight."""
 
     def __call__(self, queries: Tensor, rows: ContextRows, layer: int) -> Tensor:
-        """Mix what the block's `queries` [N, H_kv, group * S, head_dim] see, like them."""
+        """Mix what the block's `queries` [N, H_kv, group * S, head_dim] see.
+
+        What comes out is what the next product reads, [N * S, H * head_dim].
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +38,17 @@ class SlicedAttention:
 
     def __call__(self, queries: Tensor, rows: ContextRows, layer: int) -> Tensor:
         """Mix what the block's queries see."""
-        keys, values = rows.attended(layer, rows.block_size + max(self.lengths))
+        (N, heads, _, head_dim), S = queries.shape, rows.block_size
+        values, keys = rows.attended(layer, S + max(self.lengths)).chunk(2, dim=-1)
         # No mask where a row sees all there is: such kernels split a long context over the device.
         parts = [
             functional.scaled_dot_product_attention(
                 queries[n : n + 1], keys[n : n + 1, :, :end], values[n : n + 1, :, :end]
             )
-            for n, end in enumerate(rows.block_size + length for length in self.lengths)
+            for n, end in enumerate(S + length for length in self.lengths)
         ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        out = (parts[0] if len(parts) == 1 else torch.cat(parts)).view(N, heads, -1, S, head_dim)
+        return out.permute(0, 3, 1, 2, 4).reshape(N * S, -1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,4 +97,4 @@ class PagedAttention:
             tree_kv=rows.block(layer).flatten(0, 1),
             backend=self.backend,
         )
-        return out.transpose(1, 2).reshape(queries.shape)
+        return out.view(N, heads, S, -1).transpose(1, 2).reshape(N * S, -1)

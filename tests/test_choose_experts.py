@@ -113,7 +113,10 @@ if not INTERPRETED:
 
     def test_triton_passes_this_file_and_its_neighbours_in_the_interpreter():
         # In one process: to start one takes longer than either of these.
-        names = ("mla_rows", "add_norm", "head_rows", "likeliest_tokens", "greedy_tokens")
+        names = (
+            *("mla_rows", "add_norm", "head_rows", "keep_rows", "attend_window"),
+            *("likeliest_tokens", "greedy_tokens"),
+        )
         beside = [Path(__file__).with_name(f"test_{name}.py") for name in names]
         assert_passes_in_the_interpreter(__file__, *beside)
 

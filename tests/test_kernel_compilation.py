@@ -21,11 +21,13 @@ import engine.kernels
 from engine.kernels import (
     OPS,
     AddNormCase,
+    AttendWindowCase,
     ChooseExpertsCase,
     DraftTreeCase,
     GreedyTokensCase,
     GroupedExpertsCase,
     HeadRowsCase,
+    KeepRowsCase,
     Kernel,
     LikeliestTokensCase,
     MlaRowsCase,
@@ -53,7 +55,8 @@ SPILLS = {
 }
 OTHER_CASES = (
     *(GroupedExpertsCase, ChooseExpertsCase, MlaRowsCase, SkinnyLinearCase, AddNormCase),
-    *(HeadRowsCase, DraftTreeCase, WalkTreeCase, LikeliestTokensCase, GreedyTokensCase),
+    *(HeadRowsCase, KeepRowsCase, AttendWindowCase, DraftTreeCase, WalkTreeCase),
+    *(LikeliestTokensCase, GreedyTokensCase),
 )
 EXHIBITS = ("triton_serial", "ladder")  # measured, not served
 # Of attention: a page's size only finds addresses there, and `cuda` has the kernels of both.
@@ -63,7 +66,8 @@ CUDA = ("cuda", "cuda_mma")
 SHORT_CASES = (
     *("rank-int4-9", "rank-int4-1024", "rank-plain-1", "kimi-9", "deepseek-9", "mla-8-9"),
     *("values-9", "queries-9", "output-17", "shared-9", "down-9", "kimi-9-2"),
-    *("tree-64", "tree-512", "walk-65", "kimi-1-1", "whole-64", "rank-512", "whole-9"),
+    *("tree-64", "tree-512", "walk-65", "kimi-1-1", "kimi-keep-1"),
+    *("whole-64", "rank-512", "whole-9"),
 )
 PACKAGE = Path(engine.kernels.__file__).parent
 CUDA_KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)")

@@ -10,6 +10,8 @@ from typing import Any
 
 from engine.kernels.add_norm import OP as _ADD_NORM
 from engine.kernels.add_norm import AddNormCase, add_norm
+from engine.kernels.attend_window import OP as _ATTEND_WINDOW
+from engine.kernels.attend_window import AttendWindowCase, attend_window
 from engine.kernels.choose_experts import OP as _CHOOSE_EXPERTS
 from engine.kernels.choose_experts import Choice, ChooseExpertsCase, choose_experts
 from engine.kernels.draft_tree import OP as _DRAFT_TREE
@@ -25,6 +27,8 @@ from engine.kernels.grouped_experts import (
 )
 from engine.kernels.head_rows import OP as _HEAD_ROWS
 from engine.kernels.head_rows import HeadRowsCase, head_rows
+from engine.kernels.keep_rows import OP as _KEEP_ROWS
+from engine.kernels.keep_rows import KeepRowsCase, keep_rows
 from engine.kernels.likeliest_tokens import OP as _LIKELIEST_TOKENS
 from engine.kernels.likeliest_tokens import (
     Candidates,
@@ -57,7 +61,9 @@ OPS: dict[str, Op[Any]] = {
         _MLA_ROWS,
         _SKINNY_LINEAR,
         _ADD_NORM,
+        _KEEP_ROWS,
         _HEAD_ROWS,
+        _ATTEND_WINDOW,
         _LIKELIEST_TOKENS,
         _DRAFT_TREE,
         _GREEDY_TOKENS,
@@ -68,6 +74,7 @@ OPS: dict[str, Op[Any]] = {
 __all__ = [
     "OPS",
     "AddNormCase",
+    "AttendWindowCase",
     "Binary",
     "Candidates",
     "Case",
@@ -79,6 +86,7 @@ __all__ = [
     "GreedyTokensCase",
     "GroupedExpertsCase",
     "HeadRowsCase",
+    "KeepRowsCase",
     "Kernel",
     "LikeliestTokensCase",
     "MlaRowsCase",
@@ -90,6 +98,7 @@ __all__ = [
     "Walk",
     "WalkTreeCase",
     "add_norm",
+    "attend_window",
     "choose_experts",
     "default_num_splits",
     "draft_tree",
@@ -98,6 +107,7 @@ __all__ = [
     "greedy_tokens",
     "grouped_experts",
     "head_rows",
+    "keep_rows",
     "ladder_attention",
     "ladder_programs",
     "launched_programs",
