@@ -24,10 +24,13 @@ def cached(sources):
     return sorted((sources / "cache").iterdir())
 
 
-def problem(tokens, num_heads, *, page_size=64, hybrid=False, dtype=torch.bfloat16, **sizes):
+def problem(
+    tokens, num_heads, *, num_seqs=1, page_size=64, hybrid=False, dtype=torch.bfloat16, **sizes
+):
     widths = {"value_dim": 512, "rope_dim": 64} | sizes
+    lengths, trees = (5,) * num_seqs, (chain(tokens),) * num_seqs
     case = TreeAttentionCase(
-        "case", "", (5,), (chain(tokens),), num_heads, page_size=page_size, hybrid=hybrid, **widths
+        "case", "", lengths, trees, num_heads, page_size=page_size, hybrid=hybrid, **widths
     )
     return pose(**OPS["tree_attention"].inputs(case, dtype=dtype), **dict.fromkeys(OPTIONS))
 
@@ -91,6 +94,23 @@ def test_few_packed_rows_are_cut_into_the_fewest_blocks_of_equal_size(tokens, nu
     assert (cut.source, cut.rows) == ("tree_attention_sm90.cu", rows)
 
 
+@pytest.mark.parametrize(
+    ("backend", "tokens", "num_seqs", "launches"),
+    [
+        pytest.param("cuda", 9, 8, ["tree_attention"], id="most-rows-merged-inside"),
+        pytest.param("cuda", 9, 9, ["tree_attention", "merge"], id="more-rows"),
+        pytest.param("cuda", 65, 1, ["tree_attention", "merge"], id="wide"),
+        pytest.param("cuda_mma", 1, 1, ["tree_attention", "merge"], id="mma"),
+    ],
+)
+def test_few_rows_of_all_sequences_are_merged_in_the_launch_that_reads(
+    backend, tokens, num_seqs, launches
+):
+    served = cuda_launch.kernels(backend, problem(tokens, 8, num_seqs=num_seqs), 90)
+
+    assert [kernel.name for kernel in served] == launches
+
+
 @pytest.mark.parametrize(("tokens", "num_heads"), [(28, 8), (65, 8), (9, 64), (129, 128)])
 def test_many_packed_rows_go_to_the_wide_kernel(tokens, num_heads):
     assert cuda_launch.cut_of("cuda", problem(tokens, num_heads), 90) is cuda_cuts.WIDE
@@ -131,7 +151,7 @@ def test_a_source_refuses_another_amount_of_shared_memory_than_it_lays_out(token
 def test_rows_the_kernel_does_not_take_have_no_kernels():
     served = cuda_launch.kernels("cuda", problem(9, 8), 90)
 
-    assert [kernel.name for kernel in served] == ["tree_attention", "merge"]
+    assert [kernel.name for kernel in served] == ["tree_attention"]
     assert cuda_launch.kernels("cuda", problem(9, 8, dtype=torch.float32), 90) == ()
     assert cuda_launch.kernels("cuda", problem(9, 8, value_dim=64), 90) == ()
 

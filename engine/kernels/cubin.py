@@ -101,6 +101,7 @@ class Launch:
     num_threads: int
     shared_bytes: int = 0
     follows_early: bool = False  # may start before the kernel queued ahead of it has ended
+    is_cooperative: bool = False  # all blocks run at once and may wait for each other
 
 
 class CudaKernel:
@@ -142,12 +143,17 @@ class CudaKernel:
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.num_threads, 1, 1
         config.sharedMemBytes = launch.shared_bytes
         config.hStream = stream.cuda_stream
+        attributes, kind = [], driver.CUlaunchAttributeID
         if launch.follows_early:
-            attribute = driver.CUlaunchAttribute()
-            kind = driver.CUlaunchAttributeID
-            attribute.id = kind.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            attribute.value.programmaticStreamSerializationAllowed = 1
-            config.attrs, config.numAttrs = [attribute], 1
+            attributes.append(driver.CUlaunchAttribute())
+            attributes[-1].id = kind.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attributes[-1].value.programmaticStreamSerializationAllowed = 1
+        if launch.is_cooperative:
+            attributes.append(driver.CUlaunchAttribute())
+            attributes[-1].id = kind.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            attributes[-1].value.cooperative = 1
+        if attributes:
+            config.attrs, config.numAttrs = attributes, len(attributes)
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(params))
         kernel = driver.CUfunction(int(self._kernel))
         _checked(driver.cuLaunchKernelEx(config, kernel, ctypes.addressof(pointers), 0))

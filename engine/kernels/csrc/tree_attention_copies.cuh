@@ -7,22 +7,22 @@
 
 constexpr int kChunkBytes = kKeys * 128;
 
-// Rows `first`, `first` + 16, .. below `end` of a piece's queries, eight lanes a row.
-template <int kNumChunks, int kStride>
+// Rows `first`, `first` + `kStep`, .. below `end` of a piece's queries, eight lanes a row.
+template <int kNumChunks, int kStride, int kStep>
 __device__ __forceinline__ void load_queries(const Params& p, const Piece& piece, u32 queries,
                                              int first, int end) {
   const int unit = threadIdx.x & 7;
   int token = (piece.row + first) / p.H, head = piece.row + first - token * p.H;
   const bf16_bits* base = p.q + piece.sequence.index * p.q_sequence + unit * 8;
 #pragma unroll 1
-  for (int row = first; row < end; row += 16) {
+  for (int row = first; row < end; row += kStep) {
     const bool live = token < piece.sequence.tree_size;
     const bf16_bits* from = live ? base + token * p.q_token + head * p.q_head : p.q;
     const u32 to = queries + row * 128 + ((unit ^ (row & 7)) << 4);
 #pragma unroll
     for (int chunk = 0; chunk < kNumChunks; ++chunk)
       copy_16(to + chunk * kStride, from + chunk * 64, live ? 16u : 0u);
-    for (head += 16; head >= p.H; head -= p.H) ++token;
+    for (head += kStep; head >= p.H; head -= p.H) ++token;
   }
   asm volatile("cp.async.wait_all;" ::: "memory");
   fence_async_proxy();
@@ -44,15 +44,14 @@ struct TileRows {
 // Give `copy` every tile of a block's pieces, numbered, and where in a chunk the thread's first copy
 // goes. A warp copies rows 4 warp + i + 16 part, i and part below 4, eight lanes a row. Lane l of either
 // half finds row 4 warp + l % 4 + 16 (l / 4 % 4); the others ask it.
-template <class Copy>
-__device__ __forceinline__ void load_tiles(const Params& p, const Copy& copy) {
+template <class Next, class Copy>
+__device__ __forceinline__ void load_tiles(const Params& p, Piece& piece, const Next& next,
+                                           const Copy& copy) {
   const int thread = threadIdx.x & 127, lane = thread & 31, unit = thread & 7, key = thread >> 3;
   const int own_key = 4 * (thread >> 5) + (lane & 3) + 16 * ((lane >> 2) & 3);
   const u32 inside = key * 128 + ((unit ^ (key & 7)) << 4);
   u32 count = 0;
-  Run run(p);
-  Piece piece;
-  while (run.next(p, piece)) {
+  do {
     prefetch_pages(p, piece);
     int page = Row(piece.sequence, piece.first, own_key).page(p, piece.sequence);
 #pragma unroll 1
@@ -70,5 +69,5 @@ __device__ __forceinline__ void load_tiles(const Params& p, const Copy& copy) {
       }
       copy(rows, count, inside);
     }
-  }
+  } while (next(count));
 }

@@ -6,8 +6,9 @@
 // length known to the host and a captured graph can be replayed at any lengths. The tiles of a sequence are cut into chunks as long as a share, and the line runs chunk
 // by chunk: the runs of one chunk, one a block of rows, are worked on at the same time, and what the
 // first reads from memory the others find in L2. An item that one block holds whole is written at
-// once; the parts of the others are partial results in bfloat16, normalised, which `merge` weighs in
-// float32 and in a fixed order.
+// once; the parts of the others are partial results in bfloat16, which a merge weighs in float32 and in a
+// fixed order: tree_attention_merge.cuh, a launch of its own, or tree_attention_merge_inside.cuh, which
+// says how its partial results lie.
 //
 // Compile-time: BLOCK_ROWS, PAGE_SIZE, HYBRID (tree rows beside the pages).
 #pragma once
@@ -47,8 +48,7 @@ struct Params {
 };
 
 __device__ __forceinline__ int length_at(const void* lengths, int index, int is_wide) {
-  return is_wide ? static_cast<int>(static_cast<const i64*>(lengths)[index])
-                 : static_cast<const int*>(lengths)[index];
+  return static_cast<const int*>(lengths)[static_cast<i64>(index) << is_wide];  // the low half
 }
 
 // One sequence. Counts fit an int: 2^31 tiles, whichever blocks copy them, are 158 TB of rows.
@@ -69,6 +69,7 @@ struct Line {
     const int lane = threadIdx.x & 31;
     int tiles = 0, blocks = 0;
     total = 0;
+#pragma unroll 1
     for (int n = lane; n < p.N; n += 32) {
       const int tree_size = length_at(p.tree_sizes, n, p.wide_tree);
       tiles = tiles_of(length_at(p.context_lens, n, p.wide_context), tree_size);
@@ -84,18 +85,13 @@ struct Line {
       return static_cast<int>(
           __reduce_add_sync(~0u, blocks * ((tiles + length - 1) / length)));
     };
-    if (runs_at(share) > p.num_blocks) {
-      int low = share + 1, high = share + kRunChange;
-      if (runs_at(high) > p.num_blocks) return;
-      while (low < high) {
-        const int middle = (low + high) / 2;
-        if (runs_at(middle) > p.num_blocks) low = middle + 1;
-        else high = middle;
-      }
-      share = high;
-    }
+    int length = share, runs;
+#pragma unroll 1
+    while ((runs = runs_at(length)) > p.num_blocks)
+      if (++length > share + kRunChange) return;
+    share = length;
     is_padded = true;
-    total = runs_at(share) * share;
+    total = runs * share;
   }
 
   // Tiles of the line that a sequence takes.
@@ -122,6 +118,7 @@ struct Line {
   __device__ __forceinline__ Sequence find(const Params& p, int position, int wanted) const {
     const int lane = threadIdx.x & 31;
     int base = 0, order_base = 0;
+#pragma unroll 1
     for (int first = 0; first < p.N; first += 32) {
       const int n = first + lane;
       int tree_size = 0, context_len = 0, tiles = 0, blocks = 0;
@@ -132,17 +129,18 @@ struct Line {
         blocks = blocks_of(p, tree_size);
       }
       const int own = length_of(tiles, blocks);
-      const int own_runs = tiles > share ? blocks * ((tiles + share - 1) / share) : 0;
+      const int own_runs = tiles > share && !is_padded ? blocks * ((tiles + share - 1) / share) : 0;
       int end = own, order_end = own_runs;
+      if (p.N > 1)
 #pragma unroll
-      for (int step = 1; step < 32; step *= 2) {
-        const int before = __shfl_up_sync(~0u, end, step);
-        const int order_before = __shfl_up_sync(~0u, order_end, step);
-        if (lane >= step) {
-          end += before;
-          order_end += order_before;
+        for (int step = 1; step < 32; step *= 2) {
+          const int before = __shfl_up_sync(~0u, end, step);
+          const int order_before = __shfl_up_sync(~0u, order_end, step);
+          if (lane >= step) {
+            end += before;
+            order_end += order_before;
+          }
         }
-      }
       end += base;
       order_end += order_base;
       const bool is_it = position < 0 ? n == wanted : position >= end - own && position < end;
@@ -165,12 +163,13 @@ struct Line {
     return Sequence{0, 0, 0, 0, 0, 0, 0};
   }
 
-  // Slot of the partial result of the piece at `position`, part of run `run` of the sequence. A later
-  // piece lies with a later block, or is not the first of its block, or has more runs before it.
-  __device__ __forceinline__ i64 slot(const Sequence& sequence, int run, int position) const {
-    const int grid_block = position / share;
-    const int order = sequence.order + (sequence.tiles > share ? run : 0);
-    return 2 * grid_block + (position > grid_block * share) + order;
+  // Slot of a partial result: of block `grid_block`, the first of its pieces or another, part of run
+  // `run` of the sequence. A later piece lies with a later block, or is not the first of its block, or
+  // has more runs before it.
+  __device__ __forceinline__ int slot(const Sequence& sequence, int run, int grid_block,
+                                      bool is_first) const {
+    if (is_padded) return grid_block;
+    return 2 * grid_block + !is_first + sequence.order + (sequence.tiles > share ? run : 0);
   }
 };
 
@@ -185,10 +184,10 @@ struct Piece {
 // The pieces of this block, one after the other.
 struct Run {
   Line line;
-  int position, end;
+  int begin, position, end;
 
   __device__ __forceinline__ explicit Run(const Params& p) : line(p) {
-    position = min(static_cast<int>(blockIdx.x) * line.share, line.total);
+    begin = position = min(static_cast<int>(blockIdx.x) * line.share, line.total);
     end = min(position + line.share, line.total);
   }
 
@@ -197,17 +196,23 @@ struct Run {
     piece.sequence = line.find(p, position, -1);
     const int tiles = piece.sequence.tiles, blocks = piece.sequence.blocks;
     const int inside = position - piece.sequence.begin;
-    // A share may be many times a sequence, and times its blocks beyond an int.
-    const int chunk_length = line.is_padded ? line.share : min(line.share, tiles);
-    const int chunk = inside / (chunk_length * blocks), first = chunk * line.share;
-    const int length = min(line.share, tiles - first), in_chunk = inside - first * blocks;
-    const int block = in_chunk / (line.is_padded ? line.share : length);
-    const int done = inside - line.begin_of(piece.sequence, chunk, block);
+    int chunk, block, done = 0, length = line.share;
+    if (line.is_padded) {
+      chunk = inside / line.share / blocks;
+      block = inside / line.share - chunk * blocks;
+    } else {
+      // A share may be many times a sequence, and times its blocks beyond an int.
+      chunk = inside / (min(line.share, tiles) * blocks);
+      length = min(line.share, tiles - chunk * line.share);
+      block = (inside - chunk * line.share * blocks) / length;
+      done = inside - line.begin_of(piece.sequence, chunk, block);
+    }
+    const int first = chunk * line.share;
     piece.row = uniform(block * BLOCK_ROWS);
     piece.first = uniform(first + done);
-    piece.last = uniform(min(first + length, piece.first + end - position));
+    piece.last = uniform(min(min(first + length, tiles), piece.first + end - position));
     piece.is_whole = piece.first == 0 && piece.last == tiles;
-    piece.slot = line.slot(piece.sequence, chunk * blocks + block, position);
+    piece.slot = line.slot(piece.sequence, chunk * blocks + block, blockIdx.x, position == begin);
     position = line.is_padded ? end : position + piece.last - piece.first;
     return true;
   }

@@ -44,7 +44,9 @@ extern "C" __global__ void __launch_bounds__(32 * kMostMergeWarps)
     const int begin = sequence.begin + line.begin_of(sequence, chunk, block);
     const int cut = (begin / line.share + 1) * line.share;  // where the next block begins
     if (place % 2 && cut >= begin + length) return static_cast<i64>(-1);
-    return line.slot(sequence, chunk * sequence.blocks + block, place % 2 ? cut : begin);
+    const int grid_block = begin / line.share;
+    return static_cast<i64>(line.slot(sequence, chunk * sequence.blocks + block, grid_block + place % 2,
+                                      place % 2 || begin == grid_block * line.share));
   };
   if (chunks == 1 && slot_of(1) < 0) return;
 

@@ -5,18 +5,24 @@
 // for 128. A tile is 64 consecutive cached rows, keys in the M of the first product and the K of
 // the second; it lies in shared memory once, read as K-major keys and as M-major values.
 //
-// Grid: one block an SM, each with its share of the line (tree_attention_line.cuh).
+// Grid: one block an SM, each with its share of the line (tree_attention_line.cuh). Where MERGE_INSIDE the
+// launch is cooperative, since all blocks merge together what they have written
+// (tree_attention_merge_inside.cuh).
 //
 // Warpgroups (128 threads each):
 //   0 loads     tiles, 16 bytes a thread and copy (cp.async), zeros for rows that are not live; any
 //               page size, page ids asked one tile ahead
 //   1 scores    the queries of an item; 64 x ROWS scores of a tile, softmax, weights to shared memory
-//   2, 3 values 256 value dims each, O^T in registers
+//   2, 3 values 256 value dims each, O^T in registers; the merge
+// One warp finds the block's share for all; the first queries are loaded by all but the first warpgroup.
+// Most instructions are executed once a launch and have to be fetched first, the same by all SMs at the
+// same time, which takes several times as long as to execute them: so loops stay loops.
 //
 // Shared memory: queries ROWS x 576 | values 2 x 64 x 512 | rope ROPE_STAGES x 64 x 64 |
-// weights 64 x ROWS | decays, peaks | barriers; queries, values and rope in chunks of 64 dims whose
-// rows of 128 bytes are swizzled by 128, weights in 8 x 8 matrices. While an item ends, its rows lie
-// in place of the queries on their way out.
+// weights 64 x ROWS | decays, peaks | barriers | the share; queries, values and rope in chunks of 64 dims whose
+// rows of 128 bytes are swizzled by 128, weights in 8 x 8 matrices. While an item that a block held
+// whole ends, its rows lie in place of the queries on their way out; what is merged lies in place of the
+// values.
 // Barriers, each with a full and an empty side: a pair of value chunks of a stage (chunk j of either
 // half of the value dims), the rope chunk of a rope stage, the weights; and one for the queries'
 // place. A tile is loaded and given back pair by pair, so that the next but one is on its way while
@@ -30,17 +36,25 @@
 // ahead), FlashAttention-4 (rescaling only beyond a threshold), ThunderMLA (no host schedule).
 //
 // Compile-time: ROWS (8..72, a multiple of 8), PAGE_SIZE, HYBRID (tree rows beside the pages),
+// MERGE_INSIDE (else a launch of its own merges: with many items a block's share of the merge is long),
 // SHARED_BYTES (what the launch asks for, to be compared).
 
 #ifndef ROWS
 #define ROWS 72
+#endif
+#ifndef MERGE_INSIDE
+#define MERGE_INSIDE 1
 #endif
 #define BLOCK_ROWS ROWS
 
 #include "hopper.cuh"
 #include "tree_attention_copies.cuh"
 #include "tree_attention_line.cuh"
+#if MERGE_INSIDE
+#include "tree_attention_merge_inside.cuh"
+#else
 #include "tree_attention_merge.cuh"
+#endif
 
 constexpr int kRowDim = 576;
 constexpr int kChunks = kRowDim / 64;          // chunks of 64 dims; the last one is rope
@@ -65,7 +79,9 @@ constexpr int kPeakOffset = kDecayOffset + ROWS * 4;
 constexpr int kFlagOffset = kPeakOffset + ROWS * 4;
 constexpr int kBarrierOffset = (kFlagOffset + 4 + 7) / 8 * 8;
 constexpr int kNumBarriers = 23;
-constexpr int kSharedBytes = kBarrierOffset + kNumBarriers * 8;
+constexpr int kWorkOffset = kBarrierOffset + kNumBarriers * 8;
+constexpr int kWorkBytes = 80;  // of a Work
+constexpr int kSharedBytes = kWorkOffset + kWorkBytes;
 static_assert(ROWS % 8 == 0 && ROWS >= 8 && ROWS <= 72, "rows of a block: 8..72 in steps of 8");
 static_assert(ROWS * kOutPitch <= kValueOffset, "rows on their way out, in place of the queries");
 static_assert(kSharedBytes <= 232448, "shared memory of a block on sm_90");
@@ -147,6 +163,38 @@ __device__ __forceinline__ void multiply_values(float (&d)[kScores], u64 a, u64 
 
 // ---- roles ---------------------------------------------------------------------------------------
 
+// What one warp finds of the block's share, for all.
+struct Work {
+  Run run;
+  Piece piece;  // the first one
+  int has_piece;
+};
+static_assert(sizeof(Work) <= kWorkBytes, "in shared memory");
+
+__device__ __forceinline__ Work& work_of(unsigned char* smem) {
+  return *reinterpret_cast<Work*>(smem + kWorkOffset);
+}
+
+// The first piece, in registers of a warp.
+__device__ __forceinline__ Piece first_piece(unsigned char* smem) {
+  Piece piece = work_of(smem).piece;
+  piece.sequence.index = uniform(piece.sequence.index);
+  piece.sequence.context_len = uniform(piece.sequence.context_len);
+  piece.sequence.tree_size = uniform(piece.sequence.tree_size);
+  piece.row = uniform(piece.row);
+  piece.first = uniform(piece.first);
+  piece.last = uniform(piece.last);
+  return piece;
+}
+
+// The next piece, once this block has had so many tiles of its share.
+__device__ __forceinline__ bool next_piece(const Params& p, unsigned char* smem, u32 tiles,
+                                           Piece& piece) {
+  Run run = work_of(smem).run;
+  run.position = run.line.is_padded ? run.end : run.begin + static_cast<int>(tiles);
+  return run.next(p, piece);
+}
+
 struct Barriers {
   u32 base;
 
@@ -161,10 +209,20 @@ struct Barriers {
   __device__ __forceinline__ u32 weights_full() const { return base + 160; }
   __device__ __forceinline__ u32 weights_empty() const { return base + 168; }
   __device__ __forceinline__ u32 query_empty() const { return base + 176; }
+
+  // Arrivals at barrier number `i`, in the order above: 128 threads bring something, a lane of each warp
+  // gives it back, all threads of both halves leave the queries' place.
+  __device__ __forceinline__ static u32 arrivals(int i) {
+    if (i == 22) return 256;
+    return i < 8 || i == 16 || i == 17 || i == 20 ? 128 : i == 18 || i == 19 ? 4 : 8;
+  }
 };
 
-__device__ __forceinline__ void load(const Params& p, u32 shared, const Barriers& barriers) {
-  load_tiles(p, [&](const TileRows& rows, u32 count, u32 inside) {
+__device__ __forceinline__ void load(const Params& p, unsigned char* smem, u32 shared,
+                                     const Barriers& barriers) {
+  Piece piece = first_piece(smem);
+  const auto next = [&](u32 tiles) { return next_piece(p, smem, tiles, piece); };
+  load_tiles(p, piece, next, [&](const TileRows& rows, u32 count, u32 inside) {
     const u32 stage = count % kStages, parity = ((count / kStages) & 1) ^ 1;
     const u32 values = shared + kValueOffset + stage * kValueChunks * kChunkBytes + inside;
 #pragma unroll
@@ -311,8 +369,9 @@ __device__ __forceinline__ bf16_bits** destinations(unsigned char* smem) {
   return reinterpret_cast<bf16_bits**>(smem + kWeightOffset);
 }
 
-// Totals of all warps through `exchange` [ROWS, 4], the log-sum-exp of each row, what O^T is divided
-// by (as a decay) and where it goes; the last two once `free` says that their places are.
+// Totals of all warps through `exchange` [ROWS, 4]. Of a part, each row's peak and total; of an item that
+// is whole the log-sum-exp of each row, what O^T is divided by (as a decay) and where it goes; the last
+// two once `free` says that their places are.
 __device__ __forceinline__ void finish(const Params& p, const Piece& piece, Softmax& softmax,
                                        float* exchange, bf16_bits** to, u32 free, u32 parity) {
   const int thread = threadIdx.x & 127, lane = thread & 31, warp = thread >> 5;
@@ -328,6 +387,12 @@ __device__ __forceinline__ void finish(const Params& p, const Piece& piece, Soft
   if (thread >= ROWS) return;
   const float4 totals = *reinterpret_cast<const float4*>(exchange + 4 * thread);
   const float total = totals.x + totals.y + (totals.z + totals.w);
+  if (MERGE_INSIDE && !piece.is_whole) {
+    reinterpret_cast<float2*>(p.partial_lse)[static_cast<i64>(piece.slot) * ROWS + thread] =
+        make_float2(softmax.peaks[thread], total);
+    barrier_wait(free, parity);  // no phase of the weights' barrier may pass unseen
+    return;
+  }
   const int packed = piece.row + thread, token = packed / p.H, head = packed - token * p.H;
   const bool seen = total != 0.0f && token < piece.sequence.tree_size;  // NaN is seen
   const float lse = seen ? (softmax.peaks[thread] + log2_fast(total)) * kLn2 : -kInfinity;
@@ -338,33 +403,36 @@ __device__ __forceinline__ void finish(const Params& p, const Piece& piece, Soft
   to[thread] = place.out;
 }
 
-// Queue the product of a tile and the queries, chunk by chunk as they arrive.
+// Queue the product of a tile and the queries, pair by pair as they arrive.
 __device__ __forceinline__ void start_scores(u32 shared, const Barriers& barriers, u32 tile_count,
                                              float (&scores)[kScores]) {
   const u32 stage = tile_count % kStages, rope_stage = tile_count % kRopeStages;
   shared = opaque(shared);
-  const u64 queries = descriptor(shared + kQueryOffset, 16, 1024, 1);
-  const u64 keys =
-      descriptor(shared + kValueOffset + stage * kValueChunks * kChunkBytes, 16, 1024, 1);
+  u64 queries = descriptor(shared + kQueryOffset, 16, 1024, 1);
+  u64 keys = descriptor(shared + kValueOffset + stage * kValueChunks * kChunkBytes, 16, 1024, 1);
   const u64 rope_keys = descriptor(shared + kRopeOffset + rope_stage * kChunkBytes, 16, 1024, 1);
-  matrix_begin();
-#pragma unroll
+  const u64 rope_queries = queries + kValueChunks * (kQueryChunkBytes >> 4);
+#pragma unroll 1
   for (int pair = 0; pair < kPairs; ++pair) {
     barrier_wait(barriers.pair_full(stage, pair), (tile_count / kStages) & 1);
     fence_async_proxy();
+    matrix_begin();
 #pragma unroll
-    for (int chunk = pair; chunk < kValueChunks; chunk += kPairs)
+    for (int chunk = 0; chunk < kValueChunks; chunk += kPairs)
 #pragma unroll
       for (int part = 0; part < 4; ++part)
         multiply_scores(scores, keys + chunk * (kChunkBytes >> 4) + part * 2,
-                        queries + chunk * (kQueryChunkBytes >> 4) + part * 2, chunk + part > 0);
+                        queries + chunk * (kQueryChunkBytes >> 4) + part * 2,
+                        pair + chunk + part > 0);
+    keys += kChunkBytes >> 4;
+    queries += kQueryChunkBytes >> 4;
   }
   barrier_wait(barriers.rope_full(rope_stage), (tile_count / kRopeStages) & 1);
   fence_async_proxy();
+  matrix_begin();
 #pragma unroll
   for (int part = 0; part < 4; ++part)
-    multiply_scores(scores, rope_keys + part * 2,
-                    queries + kValueChunks * (kQueryChunkBytes >> 4) + part * 2, 1);
+    multiply_scores(scores, rope_keys + part * 2, rope_queries + part * 2, 1);
   matrix_commit();
 }
 
@@ -395,22 +463,26 @@ __device__ __forceinline__ void weigh_tile(const Params& p, unsigned char* smem,
   softmax.add(scores);
 }
 
+// The queries of the first piece, by all warps that do not copy tiles.
+__device__ __forceinline__ void first_queries(const Params& p, const Piece& piece, u32 shared) {
+  load_queries<kChunks, kQueryChunkBytes, 48>(p, piece, shared + kQueryOffset,
+                                              (static_cast<int>(threadIdx.x) - 128) >> 3, ROWS);
+}
+
 __device__ __forceinline__ void score(const Params& p, unsigned char* smem, u32 shared,
                                       const Barriers& barriers) {
+  Piece piece = first_piece(smem);
   u32 tile_count = 0, piece_count = 0, weight_count = 0;
-  Run run(p);
-  Piece piece;
   Softmax softmax;
   softmax.peaks = reinterpret_cast<float*>(smem + kPeakOffset);
   softmax.decays = reinterpret_cast<float*>(smem + kDecayOffset);
   float scores[kScores];
-  while (run.next(p, piece)) {
-    barrier_wait(barriers.query_empty(), (piece_count & 1) ^ 1);
-    ++piece_count;
-    load_queries<kChunks, kQueryChunkBytes>(p, piece, shared + kQueryOffset,
-                                            (threadIdx.x & 127) >> 3, ROWS);
+  first_queries(p, piece, shared);
+  asm volatile("barrier.cta.sync 4, 384;" ::: "memory");  // all of the queries are there
+  while (true) {
     softmax.reset();
     warpgroup_barrier();
+#pragma unroll 1
     for (int tile = piece.first; tile < piece.last; ++tile, ++tile_count, ++weight_count) {
       start_scores(shared, barriers, tile_count, scores);
       matrix_wait<0>();
@@ -422,6 +494,12 @@ __device__ __forceinline__ void score(const Params& p, unsigned char* smem, u32 
            barriers.weights_empty(), (weight_count & 1) ^ 1);
     barrier_arrive(barriers.weights_full());
     ++weight_count;
+    if (!next_piece(p, smem, tile_count, piece)) return;
+    barrier_wait(barriers.query_empty(), piece_count & 1);
+    ++piece_count;
+    load_queries<kChunks, kQueryChunkBytes, 16>(p, piece, shared + kQueryOffset,
+                                                (threadIdx.x & 127) >> 3, ROWS);
+    warpgroup_barrier();
   }
 }
 
@@ -477,6 +555,38 @@ __device__ __forceinline__ void scale_values(const float* decay, float (&values)
   }
 }
 
+#if MERGE_INSIDE
+
+// Write the values as they lie in registers, not divided by the totals, as the vectors of a partial
+// result: of two rows (group, lane % 4) and 2 blocks the 32 of each half of the value dims.
+__device__ __forceinline__ void store_part(const Params& p, int slot, int half,
+                                           const float (&values)[4][kScores]) {
+  const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+  uint4* to = reinterpret_cast<uint4*>(p.partial_out) + static_cast<i64>(slot) * kItemVectors +
+              (lane & 3) * kPairVectors + 32 * half + 8 * warp + (lane >> 2);
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group)
+#pragma unroll
+    for (int two = 0; two < 2; ++two) {
+      const float* v = values[2 * two] + 4 * group;
+      const float* w = values[2 * two + 1] + 4 * group;
+      to[4 * group * kPairVectors + 64 * two] =
+          make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(w[0], w[1]),
+                     pack_bf16(w[2], w[3]));
+    }
+}
+
+// Named barrier 5; in place of the values.
+using Merging = Merge<256, 5, kRopeOffset - kValueOffset>;
+
+__device__ __forceinline__ Merging merging(const Params& p, unsigned char* smem) {
+  Work& work = work_of(smem);
+  return {p, work.run.line, *reinterpret_cast<Merging::Scratch*>(smem + kValueOffset),
+          static_cast<int>(threadIdx.x) - 256};
+}
+
+#endif
+
 __device__ __forceinline__ void add_values(const Params& p, unsigned char* smem, u32 shared,
                                            const Barriers& barriers, int half) {
   const int lane = threadIdx.x & 31;
@@ -484,10 +594,19 @@ __device__ __forceinline__ void add_values(const Params& p, unsigned char* smem,
   const volatile int* is_raised = reinterpret_cast<const volatile int*>(smem + kFlagOffset);
   const u64 weights = descriptor(shared + kWeightOffset, 128, 1024, 0);
   u32 tile_count = 0, weight_count = 0;
-  Run run(p);
-  Piece piece;
   float values[4][kScores];
-  while (run.next(p, piece)) {
+  Piece piece = first_piece(smem);
+  if (work_of(smem).has_piece) {
+    first_queries(p, piece, shared);
+    asm volatile("barrier.cta.arrive 4, 384;" ::: "memory");
+  }
+  if (uniform(work_of(smem).has_piece)) do {
+#if MERGE_INSIDE
+    const int slot = piece.is_whole ? -1 : piece.slot;
+#else
+    constexpr int slot = -1;  // of a part that is merged inside
+#endif
+#pragma unroll 1
     for (int tile = piece.first; tile < piece.last; ++tile, ++tile_count, ++weight_count) {
       const u32 stage = tile_count % kStages;
       const u64 keys = descriptor(
@@ -516,14 +635,22 @@ __device__ __forceinline__ void add_values(const Params& p, unsigned char* smem,
         barrier_arrive(barriers.weights_empty());
       }
     }
+#if MERGE_INSIDE
+    if (slot >= 0) store_part(p, slot, half, values);
+#endif
     barrier_wait(barriers.weights_full(), weight_count & 1);
     ++weight_count;
-    scale_values(decay, values);
-    store_values(smem, shared, half, values);
+    if (slot < 0) {
+      scale_values(decay, values);
+      store_values(smem, shared, half, values);
+    }
     barrier_arrive(barriers.query_empty());
     __syncwarp();
     if (lane == 0) barrier_arrive(barriers.weights_empty());
-  }
+  } while (next_piece(p, smem, tile_count, piece));
+#if MERGE_INSIDE
+  merging(p, smem).run();
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1)
@@ -531,30 +658,30 @@ extern "C" __global__ void __launch_bounds__(512, 1)
   extern __shared__ __align__(1024) unsigned char smem[];
   const u32 shared = shared_address(smem);
   const Barriers barriers{shared + kBarrierOffset};
-  if (threadIdx.x == 0) {
+  if (threadIdx.x >= 512 - 32) {
+    const int lane = threadIdx.x & 31;
     if (shared & 1023) __trap();  // the swizzle counts from addresses that are multiples of 1024
-    for (int stage = 0; stage < 2; ++stage) {
-      for (int pair = 0; pair < kPairs; ++pair) {
-        barrier_init(barriers.pair_full(stage, pair), 128);
-        barrier_init(barriers.pair_empty(stage, pair), 8);
-      }
-      barrier_init(barriers.rope_full(stage), 128);
-      barrier_init(barriers.rope_empty(stage), 4);
-    }
-    barrier_init(barriers.query_empty(), 256);
-    barrier_init(barriers.weights_full(), 128);
-    barrier_init(barriers.weights_empty(), 8);
+    if (lane < kNumBarriers) barrier_init(barriers.base + 8 * lane, Barriers::arrivals(lane));
     barriers_are_ready();
+  } else if (threadIdx.x < 32) {
+    Run run(p);
+    Piece piece;
+    const bool has_piece = run.next(p, piece);
+    if (threadIdx.x == 0) {
+      work_of(smem).run = run;
+      work_of(smem).piece = piece;
+      work_of(smem).has_piece = has_piece;
+    }
   }
   __syncthreads();
   grid_let_next_start();
   const int role = threadIdx.x >> 7;
   if (role == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    load(p, shared, barriers);
+    if (work_of(smem).has_piece) load(p, smem, shared, barriers);
   } else if (role == 1) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 120;");
-    score(p, smem, shared, barriers);
+    if (work_of(smem).has_piece) score(p, smem, shared, barriers);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 176;");
     add_values(p, smem, shared, barriers, role - 2);

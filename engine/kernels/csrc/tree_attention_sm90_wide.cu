@@ -120,7 +120,11 @@ struct Barriers {
 };
 
 __device__ __forceinline__ void load(const Params& p, u32 shared, const Barriers& barriers) {
-  load_tiles(p, [&](const TileRows& rows, u32 count, u32 inside) {
+  Run run(p);
+  Piece piece;
+  if (!run.next(p, piece)) return;
+  const auto next = [&](u32) { return run.next(p, piece); };
+  load_tiles(p, piece, next, [&](const TileRows& rows, u32 count, u32 inside) {
     const u32 stage = count % kStages, parity = ((count / kStages) & 1) ^ 1;
     const u32 values = shared + kValueOffset + stage * 2 * kHalfChunks * kChunkBytes + inside;
 #pragma unroll
@@ -455,7 +459,7 @@ struct Group {
     while (run.next(p, piece)) {
       named_barrier<256>(1);  // the last queries and totals have been read
       const int half = 32 * static_cast<int>(group), first = half + ((threadIdx.x & 127) >> 3);
-      load_queries<kChunks, kChunkBytes>(p, piece, shared + kQueryOffset, first, half + 32);
+      load_queries<kChunks, kChunkBytes, 16>(p, piece, shared + kQueryOffset, first, half + 32);
       named_barrier<256>(1);
       softmax.reset();
 #pragma unroll

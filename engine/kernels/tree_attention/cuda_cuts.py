@@ -13,7 +13,11 @@ VALUE_DIM, ROPE_DIM = 512, 64
 KEYS = 64  # rows of a tile
 ROW_STEP = 8  # packed rows in the N of the matrix instructions
 BARRIER_BYTES = 8
+WORK_BYTES = 80  # what a block finds of its share
 HOPPER = 90
+MOST_ROWS_MERGED_INSIDE = (
+    576  # of all sequences; with more a merge of its own has more warps at work
+)
 MOST_NARROW_ROWS = 216  # packed rows of a sequence from which on the wide kernel is faster
 
 
@@ -26,6 +30,7 @@ class Cut:
     num_threads: int
     shared_bytes: int  # dynamic, of a block, as the source lays it out
     arch_features: str = ""  # "a": those of one architecture alone
+    merges_inside: bool = False  # the kernel, launched cooperatively, merges what it has written
 
     def arch_name(self, arch: int) -> str:
         """Return the architecture as the compiler calls it."""
@@ -42,14 +47,14 @@ WIDE = Cut(
 )
 
 
-def fastest(packed: int, arch: int) -> Cut:
-    """Return the kernel for the packed rows of a sequence on an architecture."""
+def fastest(num_seqs: int, packed: int, arch: int) -> Cut:
+    """Return the kernel for sequences of so many packed rows on an architecture."""
     if arch != HOPPER:
-        return portable(packed, arch)
-    return WIDE if packed > MOST_NARROW_ROWS else narrow(packed)
+        return portable(num_seqs, packed, arch)
+    return WIDE if packed > MOST_NARROW_ROWS else narrow(num_seqs, packed)
 
 
-def narrow(packed: int) -> Cut:
+def narrow(num_seqs: int, packed: int) -> Cut:
     """Return Hopper's kernel for few rows: as few blocks of rows as fit, and of equal size."""
     rows = _equal_rows(packed, most=72)
     queries = rows * (VALUE_DIM + ROPE_DIM) * 2
@@ -57,13 +62,15 @@ def narrow(packed: int) -> Cut:
     tiles = 2 * KEYS * VALUE_DIM * 2 + rope_stages * KEYS * ROPE_DIM * 2
     weights = rows // 8 * 1024
     decays_peaks_flag = (2 * rows * 4 + 4 + 7) // 8 * 8
-    shared_bytes = queries + tiles + weights + decays_peaks_flag + 23 * BARRIER_BYTES
-    return Cut("tree_attention_sm90.cu", rows, 512, shared_bytes, "a")
+    shared_bytes = queries + tiles + weights + decays_peaks_flag + 23 * BARRIER_BYTES + WORK_BYTES
+    all_rows = num_seqs * -(-packed // rows) * rows
+    is_few = all_rows <= MOST_ROWS_MERGED_INSIDE
+    return Cut("tree_attention_sm90.cu", rows, 512, shared_bytes, "a", merges_inside=is_few)
 
 
-def portable(packed: int, arch: int) -> Cut:
+def portable(num_seqs: int, packed: int, arch: int) -> Cut:
     """Return the kernel for any architecture, which is the same on all."""
-    del arch
+    del num_seqs, arch
     rows, keys, parts = _equal_rows(packed, most=40), KEYS // 2, 4
     steps = 2 * keys * ((VALUE_DIM + ROPE_DIM) * 2 + 16)
     sums = parts * rows * (keys + 4) * 4

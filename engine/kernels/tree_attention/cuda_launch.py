@@ -36,6 +36,7 @@ CHOICES = {"cuda": fastest, "cuda_mma": portable}  # the kernel each backend tak
 MERGE_DIMS = 256  # of a block of the merge, a warp for every MERGE_PARTS partial results of its row
 MERGE_PARTS = 8
 LEAST_MERGE_WARPS, MOST_MERGE_WARPS = 2, 16
+ROW_FLOATS = 2  # beside the values of a row of a partial result: peak and total, or log-sum-exp
 ALIGNMENT = 8  # elements of a 16-byte copy
 LOG2_E = 1.4426950408889634
 
@@ -61,7 +62,7 @@ class Params(ctypes.Structure):
 
 
 def run(name: str, problem: Problem) -> None:
-    """Write `out` and `lse` in two launches, the second queued while the first one ends."""
+    """Write `out` and `lse` in one launch, or in two: one that merges is queued early."""
     check(name, problem)
     device = problem.q.device
     with torch.cuda.device(device):
@@ -70,9 +71,14 @@ def run(name: str, problem: Problem) -> None:
         partial = _partial_results(name, problem)  # held until the last launch is queued
         params = _params(problem, *partial)
         attend, merge = _kernels(device, cut, tuple(macros(problem, cut).items()))
-        launch = Launch((num_sms(device), 1, 1), cut.num_threads, cut.shared_bytes)
-        attend.launch(params, launch, stream)
-        merge.launch(params, _merge_launch(problem, cut), stream)
+        grid = (num_sms(device), 1, 1)
+        attend.launch(
+            params,
+            Launch(grid, cut.num_threads, cut.shared_bytes, is_cooperative=cut.merges_inside),
+            stream,
+        )
+        if merge is not None:
+            merge.launch(params, _merge_launch(problem, cut), stream)
 
 
 def check(name: str, problem: Problem) -> None:
@@ -112,7 +118,8 @@ def _check_rows(name: str, problem: Problem) -> None:
 
 def cut_of(name: str, problem: Problem, arch: int) -> Cut:
     """Return the kernel a backend takes for a problem, a function of shapes alone."""
-    return CHOICES[name](problem.q.shape[1] * problem.q.shape[2], arch)
+    N, T, H, _ = problem.q.shape
+    return CHOICES[name](N, T * H, arch)
 
 
 def programs(name: str, problem: Problem) -> int:
@@ -138,7 +145,7 @@ def workspace_size(name: str, problem: Problem) -> int:
     """
     slots = 4 * programs(name, problem) + 2
     rows = cut_of(name, problem, arch_of(problem.q.device)).rows
-    return slots * rows * (VALUE_DIM // 2 + 1)
+    return slots * rows * (VALUE_DIM // 2 + ROW_FLOATS)
 
 
 def macros(problem: Problem, cut: Cut) -> dict[str, int]:
@@ -146,6 +153,7 @@ def macros(problem: Problem, cut: Cut) -> dict[str, int]:
     return {
         "ROWS": cut.rows,
         "SHARED_BYTES": cut.shared_bytes,
+        "MERGE_INSIDE": int(cut.merges_inside),
         "PAGE_SIZE": problem.page_size,
         "HYBRID": int(problem.tree_kv is not None),
     }
@@ -167,23 +175,24 @@ def kernels(name: str, problem: Problem, arch: int) -> tuple[Kernel, ...]:
     def merge() -> Binary:
         return Binary(compile_cubin(cut.source, arch=target, macros=defined), 0)
 
-    return (Kernel("tree_attention", arch, key, attend), Kernel("merge", arch, key, merge))
+    first = Kernel("tree_attention", arch, key, attend)
+    return (first,) if cut.merges_inside else (first, Kernel("merge", arch, key, merge))
 
 
 @cache
 def _kernels(
     device: torch.device, cut: Cut, defined: tuple[tuple[str, int], ...]
-) -> tuple[CudaKernel, CudaKernel]:
+) -> tuple[CudaKernel, CudaKernel | None]:
     target = cut.arch_name(arch_of(device))  # kernels are loaded for the current device
     cubin = compile_cubin(cut.source, arch=target, macros=dict(defined))
     attend = CudaKernel(cubin, "tree_attention", shared_bytes=cut.shared_bytes)
-    return attend, CudaKernel(cubin, "merge")
+    return attend, None if cut.merges_inside else CudaKernel(cubin, "merge")
 
 
 def _partial_results(name: str, problem: Problem) -> tuple[Tensor, Tensor]:
     size = workspace_size(name, problem)
     flat = room(problem.workspace, size, problem.q.device, is_aligned=True)
-    num_outputs = size // (VALUE_DIM // 2 + 1) * (VALUE_DIM // 2)
+    num_outputs = size // (VALUE_DIM // 2 + ROW_FLOATS) * (VALUE_DIM // 2)
     return flat[:num_outputs], flat[num_outputs:]
 
 
