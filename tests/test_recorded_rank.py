@@ -19,17 +19,33 @@ def steps_of(name):
 
 
 def test_the_serial_walk_makes_a_step_of_long_contexts_the_incident_and_cuda_undoes_it():
-    steps = steps_of("rank.json")
+    steps, earlier = steps_of("rank.json"), steps_of("rank-launched.json")
 
-    for context, times in ((65536, 48), (189440, 110)):
-        slow, fast = steps[context, "triton_serial"], steps[context, "cuda"]
+    for which, context, times in ((steps, 65536, 50), (steps, 131072, 88), (earlier, 189440, 110)):
+        slow, fast = which[context, "triton_serial"], which[context, "cuda"]
         assert slow["step_s"] > times * fast["step_s"]
         assert slow["stages_s"]["verify"] > 0.99 * slow["step_s"]
-    assert {context for context, _ in steps} == {1024, 8192, 32768, 65536, 131072, 189440}
+    for which in (steps, earlier):
+        assert {context for context, _ in which} == {1024, 8192, 32768, 65536, 131072, 189440}
+
+
+def test_a_step_whose_rows_choose_apart_is_within_twice_what_its_bytes_cost():
+    steps = steps_of("rank.json")
+    before = steps_of("rank-before.json")[65536, "cuda"]
+
+    assert all(64 < row["experts_hit"] < 68 for row in (*steps.values(), before))
+    over = {
+        context: row["step_s"] / row["floor_s"]
+        for (context, name), row in steps.items()
+        if name == "cuda"
+    }
+    assert all(over[context] < 2 for context in (8192, 65536, 131072, 189440))
+    assert all(over[context] < 2.03 for context in (1024, 32768))
+    assert before["step_s"] > 2.1 * before["floor_s"]
 
 
 def test_replayed_trees_leave_the_device_hardly_a_moment():
-    before, after = (steps_of(name) for name in ("rank.json", "rank-replayed.json"))
+    before, after = (steps_of(name) for name in ("rank-launched.json", "rank-replayed.json"))
 
     assert all(row["step_s"] < before[case]["step_s"] for case, row in after.items())
     row = after[65536, "cuda"]
@@ -38,7 +54,7 @@ def test_replayed_trees_leave_the_device_hardly_a_moment():
     assert row["work"]["busy_s"] > 0.95 * row["step_s"]
 
 
-@pytest.mark.parametrize("name", ["rank.json", "rank-replayed.json"])
+@pytest.mark.parametrize("name", sorted(path.name for path in RECORDED.glob("rank*.json")))
 def test_times_and_floors_are_those_of_the_stages(name):
     for row in rows(name):
         times = sorted(row["step_times_s"])
