@@ -13,13 +13,15 @@ from typing import Final
 
 import streamlit as st
 from altair.utils.schemapi import disable_debug_mode
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from dashboard.static_files import STATIC, StaticFiles
 from dashboard.theme import FIRST_PAGE, PAGES
 
-_INDEX: Final = Path(st.__file__).with_name("static") / "index.html"
+_INDEX: Final = STATIC / "index.html"
 # As the page's own files are addressed: relative to what the browser shows, under any proxy.
 _SERVER: Final = (
     "<script>window.__streamlit={BACKEND_BASE_URL:new URL('./',location.href).href}</script>"
@@ -54,6 +56,7 @@ disable_debug_mode()
 app = st.App(
     Path(__file__).with_name("app.py"),
     lifespan=_ready,
+    middleware=[Middleware(StaticFiles)],
     routes=[
         Route(f"/{FIRST_PAGE}", _first),
         *(Route(f"/{name}", _index) for name in ("", *PAGES)),
