@@ -1,7 +1,6 @@
 """What stands below a history: its change points, its numbers, and one point in full."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import pandas as pd
@@ -9,7 +8,6 @@ import streamlit as st
 from streamlit.elements.lib.column_types import ColumnConfig
 
 from dashboard.data import Source
-from dashboard.folded import folded
 from dashboard.reproduce import recipe
 from dashboard.series_view import ShownSeries, commit_labels
 from dashboard.units import change_text, commit_text, p_value_text
@@ -17,7 +15,6 @@ from dashboard.url_filters import UrlFilters
 from dashboard.words import count_text, escaped, heads
 from db.queries import EXCLUDED
 
-_MOST_LINES: Final = 12
 _LAST_PICK: Final = "history.picked"
 _RESULT_COLUMNS = {
     "series": "Series",
@@ -64,7 +61,7 @@ def change_points(shown: Sequence[ShownSeries]) -> None:
             "change": change_text(change["relative_change"]),
             "before": one.view.unit.text(change["before"]),
             "after": one.view.unit.text(change["after"]),
-            "p-value": p_value_text(change["p_value"]),
+            "p": p_value_text(change["p_value"]),
             "cause": change["cause"],
             "commit": commit_text(change["commit"]),
             "subject": change["subject"] or "",
@@ -76,51 +73,32 @@ def change_points(shown: Sequence[ShownSeries]) -> None:
         return
     st.subheader("Change points")
     table = pd.DataFrame(rows).sort_values("date", ascending=False, kind="stable")
-    # As text: a browser would load more than a megabyte for a table that can be sorted.
-    st.markdown(_lines(table.head(_MOST_LINES)))
-    if len(table) > _MOST_LINES:
-        label = f"All {count_text(len(table), 'change point')}"
-        show = partial(_whole_table, table)
-        folded(label, show, icon=":material/table:", key="history.changes")
-
-
-def _lines(table: pd.DataFrame) -> str:
-    dates = (f"{date:%Y-%m-%d}" for date in table["date"])
-    texts = table.assign(date=list(dates)).to_dict("records")
-    heading = [*heads(table).values()]
-    rows = [
-        heading,
-        ["---"] * len(heading),
-        *([escaped(str(t)) for t in r.values()] for r in texts),
-    ]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
-
-
-def _whole_table(table: pd.DataFrame) -> None:
-    dates = {"date": st.column_config.DateColumn("Date")}
-    st.dataframe(table, hide_index=True, column_config={**heads(table), **dates})
+    st.dataframe(
+        table,
+        hide_index=True,
+        column_config={
+            **heads(table),
+            "date": st.column_config.DateColumn("Date"),
+            "p": "p-value",
+        },
+    )
 
 
 def results(shown: Sequence[ShownSeries]) -> None:
     """Give every number of the charts as a table."""
-    folded(
-        "Results as a table", partial(_results, shown), icon=":material/table:", key="history.table"
-    )
-
-
-def _results(shown: Sequence[ShownSeries]) -> None:
-    table = pd.concat([_printed(one) for one in shown], ignore_index=True)
-    st.dataframe(
-        table,
-        hide_index=True,
-        column_order=list(_RESULT_COLUMNS),
-        column_config={
-            **_RESULT_COLUMNS,
-            "commit_date": st.column_config.DateColumn("Date"),
-            **{name: _number(_RESULT_COLUMNS[name]) for name in ("value", "q25", "q75")},
-            "n": st.column_config.NumberColumn("Samples", format="%d"),
-        },
-    )
+    with st.expander("Results as a table", icon=":material/table:"):
+        table = pd.concat([_printed(one) for one in shown], ignore_index=True)
+        st.dataframe(
+            table,
+            hide_index=True,
+            column_order=list(_RESULT_COLUMNS),
+            column_config={
+                **_RESULT_COLUMNS,
+                "commit_date": st.column_config.DateColumn("Date"),
+                **{name: _number(_RESULT_COLUMNS[name]) for name in ("value", "q25", "q75")},
+                "n": st.column_config.NumberColumn("Samples", format="%d"),
+            },
+        )
 
 
 def _number(label: str) -> ColumnConfig:
@@ -179,16 +157,10 @@ def point(filters: UrlFilters, source: Source, shown: Sequence[ShownSeries]) -> 
         is_external=bool(row["external"]),
         has_repository=one.points.attrs["order_basis"] == "repository",
     )
-    if how.command is None:
-        st.caption(how.note)
-    else:
-        again = partial(_again, how.command, how.note)
-        folded("Measure it again", again, icon=":material/replay:", key="history.recipe")
-
-
-def _again(command: str, note: str) -> None:
-    st.code(command, "shell", wrap_lines=True)
-    st.caption(note)
+    st.markdown("**Measure it again**")
+    if how.command is not None:
+        st.code(how.command, "shell", wrap_lines=True)
+    st.caption(how.note)
 
 
 def _said(one: ShownSeries, row: "pd.Series[Any]") -> None:
@@ -206,10 +178,11 @@ def _samples(source: Source, one: ShownSeries, row: "pd.Series[Any]") -> None:
         st.caption("No single sample of it is stored.")
         return
     scaled = [value / one.view.unit.divisor for value in samples]
-    table = pd.DataFrame({"sample": range(len(scaled)), one.view.unit.label or "value": scaled})
-    label = count_text(len(samples), "sample")
-    show = partial(_plain_table, table)
-    folded(label, show, icon=":material/scatter_plot:", key="history.samples")
+    with st.expander(f"{count_text(len(samples), 'sample')}", icon=":material/scatter_plot:"):
+        st.dataframe(
+            pd.DataFrame({"sample": range(len(scaled)), one.view.unit.label or "value": scaled}),
+            hide_index=True,
+        )
 
 
 def _telemetry(source: Source, row: "pd.Series[Any]") -> None:
@@ -218,9 +191,6 @@ def _telemetry(source: Source, row: "pd.Series[Any]") -> None:
         st.caption("No telemetry belongs to it.")
         return
     label = f"Telemetry: {count_text(len(windows), 'window')}"
-    known = windows.dropna(axis="columns", how="all").drop(columns=["commit", "result_id"])
-    folded(label, partial(_plain_table, known), icon=":material/sensors:", key="history.telemetry")
-
-
-def _plain_table(table: pd.DataFrame) -> None:
-    st.dataframe(table, hide_index=True)
+    with st.expander(label, icon=":material/sensors:"):
+        known = windows.dropna(axis="columns", how="all").drop(columns=["commit", "result_id"])
+        st.dataframe(known, hide_index=True)

@@ -70,12 +70,6 @@ def charts(app):
     return [json.loads(chart.proto.spec) for chart in app.get("vega_lite_chart")]
 
 
-def unfolded(app, key):
-    """Open what is folded."""
-    app.session_state[key] = True
-    return app.run()
-
-
 def test_overview_begins_with_one_line_that_names_the_worst(overview):
     assert not overview.exception
     (line,) = [element.value for element in overview.error]
@@ -223,10 +217,9 @@ def test_series_of_different_units_stay_in_panels_and_the_page_says_so(show):
 def test_every_number_of_a_chart_stands_in_a_table_too(show):
     app = show("history", benchmark=WORST, p__page_size="1")
 
-    (change,) = [line for line in words(app).splitlines() if line.startswith("| 20")]
-    assert r"| \+8.9 % |" in change
-    assert "| code |" in change
-    results = unfolded(app, "history.table").dataframe[0].value
+    changes, results = (table.value for table in app.dataframe)
+    assert changes["change"].tolist() == ["+8.9 %"]
+    assert changes["cause"].tolist() == ["code"]
     assert len(results) == demo.NUM_COMMITS
     assert results["commit"].iloc[0] == demo.sha(demo.NUM_COMMITS - 1)[:10]
     assert results["status"].value_counts().to_dict() == {"ok": 59, "failed": 1}
@@ -245,8 +238,7 @@ def test_the_command_of_a_point_names_its_commit_and_case(show):
 
     app = show("history", benchmark=WORST, p__page_size="16", commit=commit)
 
-    assert not app.code
-    (command,) = unfolded(app, "history.recipe").code
+    (command,) = app.code
     assert command.value == (
         f"ddtree-bench run --profile full --commits {commit}^! "
         r"--bench '^step\.Step\.time_step\(1024, 16\)$'"
@@ -255,8 +247,7 @@ def test_the_command_of_a_point_names_its_commit_and_case(show):
 
 def test_a_click_on_a_point_shows_its_commit_and_its_command(show):
     app = show("history", benchmark=WORST, p__page_size="1")
-    unfolded(app, "history.recipe")
-    results = unfolded(app, "history.table").dataframe[0].value
+    results = app.dataframe[1].value
     clicked = results[results["commit"] == demo.sha(20)[:10]].iloc[0]
 
     # The first series that the database was given; the key of its chart names it.
@@ -303,7 +294,7 @@ def test_what_was_left_out_is_drawn_with_its_reason_and_counts_no_more(show, tmp
 
     assert not app.exception
     assert "59 results on 60 commits · 1 failed · 1 excluded" in words(app)
-    table = unfolded(app, "history.table").dataframe[0].value.set_index("commit")
+    table = app.dataframe[1].value.set_index("commit")
     assert table.loc[demo.sha(25)[:10], "status"] == "excluded"
     (chart,) = charts(app)
     (points, *_) = [layer for layer in chart["layer"] if layer["mark"]["type"] == "point"]
