@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.errors import ShapeError
 from engine.kernels import Candidates, likeliest_tokens
-from engine.kernels.likeliest_tokens import NO_TOKEN
+from engine.kernels.operands import NO_TOKEN
 
 
 def top_candidates(draft_logits: Tensor, width: int) -> Candidates:

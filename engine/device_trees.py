@@ -28,9 +28,10 @@ from engine.drafter import TapRows
 from engine.errors import BackendError, ConfigError
 from engine.kernels import OPS, Trees, Walk, draft_tree, likeliest_tokens, walk_tree
 from engine.kernels.draft_tree import NO_TREE
+from engine.kernels.operands import NO_TOKEN
 from engine.kernels.tree_walk import NO_WALK
 from engine.pass_graphs import Capture, Recurring, address, capture_for
-from engine.sampling import NO_TOKEN, check_chosen
+from engine.sampling import check_chosen
 from engine.target import PassRows
 from engine.verify import Backends, TreeRows, Verified, lay_out
 

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from engine.errors import RequestError, ShapeError
+from engine.kernels.operands import NO_TOKEN
 
 GREEDY_BELOW = 1e-5  # temperatures under this choose the most likely token
 SEED_LIMIT = 2**63  # seeds are int64 on the device
-NO_TOKEN = -1  # where a row of logits is no distribution
 
 
 def check_integer(

@@ -11,7 +11,8 @@ import torch
 
 from engine.errors import BackendError, ShapeError
 from engine.kernels import OPS, GreedyTokensCase, greedy_tokens
-from engine.sampling import GREEDY, NO_TOKEN, chosen_log_probs, tokens_or_none
+from engine.kernels.operands import NO_TOKEN
+from engine.sampling import GREEDY, chosen_log_probs, tokens_or_none
 from tests.attention_runs import ON_GPU, captured, not_interpreted
 from tests.op_runs import every_kernel_run, runs_of
 

@@ -12,7 +12,7 @@ import torch
 
 from engine.errors import BackendError, ShapeError
 from engine.kernels import OPS, LikeliestTokensCase, likeliest_tokens
-from engine.kernels.likeliest_tokens import NO_TOKEN
+from engine.kernels.operands import NO_TOKEN
 from tests.attention_runs import INTERPRETED, ON_GPU, captured, not_interpreted
 from tests.op_runs import every_kernel_run, runs_of
 

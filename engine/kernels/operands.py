@@ -1,6 +1,6 @@
 """What the ops ask of tensors: shapes, dtypes, layouts, one device, room to work in.
 
-Owns the refusals that all ops share. Knows no op.
+Owns the refusals that all ops share, and the id of no token. Knows no op.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MOST_SPLITS = 65535  # third dim of a CUDA grid
 COPY_BYTES = 16  # of the widest load and store of a thread
+NO_TOKEN = -1  # where logits are no distribution
 
 
 def check_tensor(

@@ -38,6 +38,11 @@ _TYPES = {
 }
 
 
+def chained(*, is_chained: bool) -> dict[str, Any]:
+    """Say to a kernel and its compiler whether it may start before the launch ahead has ended."""
+    return {"IS_CHAINED": is_chained} | ({"launch_pdl": True} if is_chained else {})
+
+
 @dataclass(frozen=True, slots=True)
 class TritonLaunch:
     """What one of an op's launches is made of."""

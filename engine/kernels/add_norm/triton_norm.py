@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.machine import chains
-from engine.kernels.triton_build import triton_kernel
+from engine.kernels.triton_build import chained, triton_kernel
 from engine.kernels.triton_device import check_rows, on_device
 
 if TYPE_CHECKING:
@@ -88,7 +88,6 @@ def _launch(
     meta = {
         "NUM_ADDENDS": len(one.addends),
         "BLOCK_DIMS": block,
-        "IS_CHAINED": is_chained,
         "num_warps": min(max(block // DIMS_PER_WARP, 1), MOST_WARPS),
     }
-    return arguments, meta | ({"launch_pdl": True} if is_chained else {})
+    return arguments, meta | chained(is_chained=is_chained)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.errors import BackendError
 from engine.kernels.machine import chains, num_sms
-from engine.kernels.triton_build import triton_kernel
+from engine.kernels.triton_build import TritonLaunch, chained
 from engine.kernels.triton_device import check_multiplied_rows, on_device
 
 if TYPE_CHECKING:
@@ -201,37 +201,29 @@ class Cut:
 def run(problem: Problem) -> None:
     """Write what the rows see in two launches."""
     check_multiplied_rows(problem.queries)
-    N, heads, packed, D = problem.queries.shape
+    D = problem.queries.shape[3]
     if D > MOST_DIMS:
         raise BackendError(f"backend triton: expected heads of at most {MOST_DIMS} dims, got {D}")
     device = problem.queries.device
     cut = Cut.of(problem, num_sms(device))
     with on_device(device):
-        window, merge = _launches(problem, cut, is_chained=chains(device))
-        window_kernel[(N * heads, cut.row_tiles, cut.splits)](*window[0], **window[1])
-        grid = (N * heads, triton.cdiv(packed, merge[1]["BLOCK_ROWS"]))
-        window_merge_kernel[grid](*merge[0], **merge[1])
+        for one in _launches(problem, cut, is_chained=chains(device)):
+            one.start()
 
 
 def kernels(problem: Problem, arch: int) -> tuple[Kernel, ...]:
     """Return the kernels of both launches, ready to be compiled."""
-    window, merge = _launches(problem, Cut.of(problem, COMPILED_SMS), is_chained=True)
-    return (
-        triton_kernel(window_kernel, *window, arch),
-        triton_kernel(window_merge_kernel, *merge, arch),
-    )
+    launches = _launches(problem, Cut.of(problem, COMPILED_SMS), is_chained=True)
+    return tuple(one.kernel(arch) for one in launches)
 
 
-def _launches(
-    problem: Problem, cut: Cut, *, is_chained: bool
-) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], ...]:
-    """Arguments, and constants with the compiler's options, of each launch."""
+def _launches(problem: Problem, cut: Cut, *, is_chained: bool) -> tuple[TritonLaunch, TritonLaunch]:
     one, (N, heads, packed, D) = problem, problem.queries.shape
     num_parts = N * heads * packed * cut.splits
     room = torch.empty(num_parts * (D + 2), dtype=torch.float32, device=one.queries.device)
     sums, peaks, totals = room.split_with_sizes([num_parts * D, num_parts, num_parts])
     block_dims = max(triton.next_power_of_2(D), LEAST_ROWS)
-    chained = {"IS_CHAINED": is_chained} | ({"launch_pdl": True} if is_chained else {})
+    chain = chained(is_chained=is_chained)
     window = (
         *(one.queries, one.rows, one.lengths, sums, peaks, totals),
         *(heads, packed, D, one.block_size, one.rows.shape[2], one.ring, one.behind, one.ahead),
@@ -252,4 +244,9 @@ def _launches(
         "BLOCK_DIMS": block_dims,
         "num_warps": MERGE_WARPS,
     }
-    return (window, window_meta | chained), (merge, merge_meta | chained)
+    windows = (N * heads, cut.row_tiles, cut.splits)
+    merges = (N * heads, triton.cdiv(packed, merge_meta["BLOCK_ROWS"]))
+    return (
+        TritonLaunch(window_kernel, windows, window, window_meta | chain),
+        TritonLaunch(window_merge_kernel, merges, merge, merge_meta | chain),
+    )

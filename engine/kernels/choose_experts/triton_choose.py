@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from engine.errors import BackendError
 from engine.kernels.choose_experts.problem import SCORE_SUM_EPS
 from engine.kernels.machine import chains
-from engine.kernels.triton_build import triton_kernel
+from engine.kernels.triton_build import chained, triton_kernel
 from engine.kernels.triton_device import check_device, on_device
 
 if TYPE_CHECKING:
@@ -130,10 +130,9 @@ def _launch(
         "BLOCK_EXPERTS": triton.next_power_of_2(problem.num_experts),
         "BLOCK_CHOICES": triton.next_power_of_2(problem.top_k),
         "BLOCK_GROUPS": triton.next_power_of_2(problem.num_groups),
-        "IS_CHAINED": is_chained,
         "num_warps": NUM_WARPS,
     }
-    return arguments, meta | ({"launch_pdl": True} if is_chained else {})
+    return arguments, meta | chained(is_chained=is_chained)
 
 
 def _check(problem: Problem) -> None:

@@ -12,8 +12,6 @@ from engine.kernels.operands import check_tensor
 if TYPE_CHECKING:
     from torch import Tensor
 
-NO_TOKEN = -1  # where a row of logits is no distribution
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Greedy:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.kernels.greedy_tokens.problem import NO_TOKEN
+from engine.kernels.operands import NO_TOKEN
 
 if TYPE_CHECKING:
     from engine.kernels.greedy_tokens.problem import Problem

@@ -15,10 +15,11 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.greedy_tokens.problem import NO_TOKEN
 from engine.kernels.machine import chains
-from engine.kernels.triton_build import TritonLaunch
+from engine.kernels.operands import NO_TOKEN
+from engine.kernels.triton_build import TritonLaunch, chained
 from engine.kernels.triton_device import check_device, on_device
+from engine.kernels.triton_numbers import LEAST, TINY, finite
 
 if TYPE_CHECKING:
     from engine.kernels.greedy_tokens.problem import Problem
@@ -28,16 +29,7 @@ LEAST_PART = 2048  # tokens
 MOST_PARTS = 64  # of a row
 TOKENS_PER_WARP = 512  # 16 in the registers of a thread
 NO_ID = tl.constexpr(2**31 - 1)
-LEAST = tl.constexpr(torch.finfo(torch.float32).min)
-MOST = tl.constexpr(torch.finfo(torch.float32).max)
-TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 NONE = tl.constexpr(NO_TOKEN)
-
-
-@triton.jit
-def finite(numbers):
-    """The nearest number that is none of the infinities."""
-    return tl.minimum(tl.maximum(numbers, LEAST), MOST)
 
 
 @triton.jit
@@ -113,7 +105,7 @@ def _launches(problem: Problem, *, is_chained: bool) -> tuple[TritonLaunch, Trit
     P = triton.cdiv(V, size)
     most, sums = torch.empty(2, M, P, dtype=torch.float32, device=logits.device).unbind()
     ids = torch.empty(M, P, dtype=torch.int32, device=logits.device)
-    chain = {"IS_CHAINED": is_chained, **({"launch_pdl": True} if is_chained else {})}
+    chain = chained(is_chained=is_chained)
     part_meta = {"BLOCK_TOKENS": size, "num_warps": size // TOKENS_PER_WARP}
     whole_meta = {"BLOCK_PARTS": triton.next_power_of_2(P), "num_warps": 1}
     parts = (logits, most, sums, ids, V, P, logits.stride(0))

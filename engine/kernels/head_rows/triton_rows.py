@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.machine import chains
-from engine.kernels.triton_build import triton_kernel
+from engine.kernels.triton_build import chained, triton_kernel
 from engine.kernels.triton_device import check_rows, on_device
 
 if TYPE_CHECKING:
@@ -115,7 +115,6 @@ def _launch(
     )
     meta = {
         "BLOCK_PAIRS": triton.next_power_of_2(D // 2),
-        "IS_CHAINED": is_chained,
         "num_warps": NUM_WARPS,
     }
-    return arguments, meta | ({"launch_pdl": True} if is_chained else {})
+    return arguments, meta | chained(is_chained=is_chained)

@@ -13,7 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.head_rows.triton_rows import NUM_WARPS, turn_into
 from engine.kernels.machine import chains
-from engine.kernels.triton_build import triton_kernel
+from engine.kernels.triton_build import chained, triton_kernel
 from engine.kernels.triton_device import check_rows, on_device
 
 if TYPE_CHECKING:
@@ -74,7 +74,6 @@ def _launch(problem: Problem, *, is_chained: bool) -> tuple[tuple[Any, ...], dic
     )
     meta = {
         "BLOCK_PAIRS": triton.next_power_of_2(num_pairs),
-        "IS_CHAINED": is_chained,
         "num_warps": NUM_WARPS,
     }
-    return arguments, meta | ({"launch_pdl": True} if is_chained else {})
+    return arguments, meta | chained(is_chained=is_chained)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from engine.kernels.likeliest_tokens import cases
 from engine.kernels.likeliest_tokens.cases import LikeliestTokensCase
-from engine.kernels.likeliest_tokens.problem import NO_TOKEN, Candidates, pose
+from engine.kernels.likeliest_tokens.problem import Candidates, pose
 from engine.kernels.likeliest_tokens.reference import run as _run_reference
 from engine.kernels.op import Backend, Build, Op
 from engine.kernels.registry import backend_named, later, op_of
@@ -28,7 +28,7 @@ from engine.kernels.registry import backend_named, later, op_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["NO_TOKEN", "OP", "Candidates", "LikeliestTokensCase", "likeliest_tokens"]
+__all__ = ["OP", "Candidates", "LikeliestTokensCase", "likeliest_tokens"]
 
 _WHAT = "candidates backend"  # as refusals call it
 _BACKENDS: dict[str, Backend] = {

@@ -12,8 +12,6 @@ from engine.errors import ShapeError
 if TYPE_CHECKING:
     from torch import Tensor
 
-NO_TOKEN = -1  # in place of every candidate where the logits are no distribution
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:

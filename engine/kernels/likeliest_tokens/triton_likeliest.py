@@ -20,10 +20,11 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.errors import BackendError
-from engine.kernels.likeliest_tokens.problem import NO_TOKEN
 from engine.kernels.machine import chains
-from engine.kernels.triton_build import TritonLaunch
+from engine.kernels.operands import NO_TOKEN
+from engine.kernels.triton_build import TritonLaunch, chained
 from engine.kernels.triton_device import check_device, on_device
+from engine.kernels.triton_numbers import LEAST, TINY, finite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,9 +43,6 @@ MOST_WIDTH = 512  # the candidates of all parts stay in the registers of a block
 NO_KEY = tl.constexpr(-(2**31))  # below that of every logit
 NO_PAIR = tl.constexpr(-(2**63))
 LAST_ID = tl.constexpr(2**31 - 1)  # less an id it is the id, all bits turned
-LEAST = tl.constexpr(torch.finfo(torch.float32).min)
-MOST = tl.constexpr(torch.finfo(torch.float32).max)
-TINY = tl.constexpr(torch.finfo(torch.float32).tiny)
 NONE = tl.constexpr(NO_TOKEN)
 
 
@@ -52,12 +50,6 @@ NONE = tl.constexpr(NO_TOKEN)
 def in_order(bits):
     """Integers of the order of float32 numbers with these bits; its own inverse."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def finite(numbers):
-    """The nearest numbers that are none of the infinities."""
-    return tl.minimum(tl.maximum(numbers, LEAST), MOST)
 
 
 @triton.jit
@@ -252,8 +244,7 @@ def _launches(problem: Problem, *, is_chained: bool) -> tuple[TritonLaunch, Trit
     shared = {
         "K": K,
         "BLOCK_CHOICES": triton.next_power_of_2(K),
-        "IS_CHAINED": is_chained,
-        **({"launch_pdl": True} if is_chained else {}),
+        **chained(is_chained=is_chained),
     }
     strides = (logits.stride(0), logits.stride(1))
     best = (logits, pairs, edges, most, sums, V, logits.shape[1], *strides, P)

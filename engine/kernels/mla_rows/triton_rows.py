@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.machine import chains
-from engine.kernels.triton_build import triton_kernel
+from engine.kernels.triton_build import chained, triton_kernel
 from engine.kernels.triton_device import check_rows, on_device
 
 if TYPE_CHECKING:
@@ -164,7 +164,6 @@ def _launch(
         "BLOCK_INPUTS": max(triton.next_power_of_2(Q), MIN_INPUTS),
         "BLOCK_DIMS": triton.next_power_of_2(C),
         "BLOCK_PAIRS": triton.next_power_of_2(R // 2),
-        "IS_CHAINED": is_chained,
         "num_warps": NUM_WARPS,
     }
-    return arguments, meta | ({"launch_pdl": True} if is_chained else {})
+    return arguments, meta | chained(is_chained=is_chained)
