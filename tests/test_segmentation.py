@@ -20,7 +20,7 @@ from db.partition import (
     rolling_median,
 )
 from db.rank_test import rank_p_value, shift_interval
-from db.segmentation import Strictness, segment, segment_many
+from db.segmentation import Seen, Strictness, judge, segment, segment_many
 from tests.level_series import levels_of, noisy
 
 
@@ -224,3 +224,20 @@ def test_a_burst_of_outliers_is_no_level():
 
     assert segment(np.concatenate([calm, burst]), Strictness()) == []
     assert [b.index for b in segment(np.concatenate([calm, level]), Strictness())] == [40]
+
+
+def test_a_boundary_that_is_kept_was_weighed_between_its_last_neighbours():
+    rng = np.random.default_rng(9)
+    num_seen = 0
+    for _ in range(150):
+        sizes = rng.integers(3, 12, 8)
+        levels = np.repeat(rng.normal(0.0, 0.02, 8), sizes)
+        logs = levels + rng.normal(0.0, 0.005, len(levels))
+        found = segment(logs, Strictness())
+
+        seen = Seen(logs, Tamed.of(logs, None).logs)
+        edges = [0, *(boundary.index for boundary in found), len(logs)]
+        spans = zip(edges, edges[1:], edges[2:], strict=False)
+        assert found == [judge(seen, span, Strictness()) for span in spans]
+        num_seen += len(found)
+    assert num_seen > 100
