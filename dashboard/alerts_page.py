@@ -1,22 +1,21 @@
 """Alerts: what somebody must look at, what was said of it, and a place to say it."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from functools import partial
 from typing import Final
 
 import pandas as pd
 import streamlit as st
 
-from dashboard import signing_in
+from dashboard import signing_in, text_tables
 from dashboard.data import Source
 from dashboard.downloads import offer
+from dashboard.evidence_view import list_claims
 from dashboard.freshness import local_text
-from dashboard.incident_page import list_claims
-from dashboard.selection import link_query
 from dashboard.theme import BadgeColour
 from dashboard.units import change_text, commit_text, display_unit
 from dashboard.url_filters import UrlFilters, url_filters
-from dashboard.words import case_name, count_text, escaped, heads
+from dashboard.words import case_name, count_text, escaped, excerpt, heads, unbroken
 from db.alert_queries import AlertView, Precision
 from db.alerts import BY_THE_SERVICE, LIVE
 from db.columns import AlertState
@@ -24,6 +23,7 @@ from db.errors import AlertError, BusyError
 
 NEEDING, EVERYTHING = "needing somebody", "all"
 LONGEST_NOTE: Final = 10_000
+LONGEST_EXCERPT: Final = 80  # characters of a note beside its alert
 _SETTABLE: Final = [state.value for state in AlertState if state not in BY_THE_SERVICE]
 _LIVE: Final = frozenset(state.value for state in LIVE)
 _STATE_BADGES: Final[dict[str, BadgeColour]] = {
@@ -53,11 +53,16 @@ def render(source: Source, history_page: st.Page) -> None:
     with url_filters("alerts") as filters:
         shown = _filtered(filters, found)
         _precision(source.precision())
-        if not shown:
+        if shown:
+            _table(shown)
+        else:
             st.success("Nothing waits for anybody here.", icon=":material/done_all:")
+        # Whoever reads an alert keeps it, though somebody else has just settled it.
+        held = filters.held("alert")
+        offered = [*shown, *(one for one in found if str(one.id) == held and one not in shown)]
+        if not offered:
             return
-        _table(shown)
-        view = _picked(filters, shown)
+        view = _picked(filters, offered)
         _detail(source, view, history_page)
         if who is not None and who.may_judge:
             _triage(source, view, who.email)
@@ -82,7 +87,7 @@ def _filtered(filters: UrlFilters, found: Sequence[AlertView]) -> list[AlertView
 
 def _precision(known: Precision) -> None:
     if known.value is None:
-        st.caption(f"Nobody has judged any of {count_text(known.unjudged, 'alert')} yet.")
+        st.caption(f"{count_text(known.unjudged, 'alert')}, none judged yet.")
         return
     st.caption(
         f"The detector was right in {known.value:.0%} of the judged alerts, at least "
@@ -92,6 +97,28 @@ def _precision(known: Precision) -> None:
 
 
 def _table(shown: Sequence[AlertView]) -> None:
+    has_notes = any(map(_last_note, shown))
+    rows = [
+        (
+            str(view.id),
+            f":{_STATE_BADGES[view.state]}-badge[{view.state}]",
+            unbroken(change_text(view.relative_change)),
+            escaped(view.case),
+            f"`{commit_text(view.commit)}`",
+            escaped(view.cause),
+            escaped(view.owner),
+            unbroken(local_text(view.opened_at)),
+            *([escaped(excerpt(_last_note(view), LONGEST_EXCERPT))] if has_notes else []),
+        )
+        for view in shown
+    ]
+    titles = ["Alert", "State", "Change", "Case", "Since", "Cause", "Owner", "Opened"]
+    titles += ["Last note"] if has_notes else []
+    whole = partial(_whole, shown)
+    text_tables.show(rows, titles, right=("Alert", "Change"), whole=whole, key="alerts.table")
+
+
+def _whole(shown: Sequence[AlertView]) -> None:
     table = pd.DataFrame(
         [
             {
@@ -103,7 +130,7 @@ def _table(shown: Sequence[AlertView]) -> None:
                 "owner": view.owner,
                 "commit": commit_text(view.commit),
                 "opened": view.opened_at,
-                "last note": next((one.note for one in view.history[::-1] if one.note), ""),
+                "last note": _last_note(view),
             }
             for view in shown
         ]
@@ -122,14 +149,18 @@ def _table(shown: Sequence[AlertView]) -> None:
     offer("alerts", table)
 
 
-def _picked(filters: UrlFilters, shown: Sequence[AlertView]) -> AlertView:
+def _last_note(view: AlertView) -> str:
+    return next((one.note for one in view.history[::-1] if one.note), "")
+
+
+def _picked(filters: UrlFilters, offered: Sequence[AlertView]) -> AlertView:
     """Ask for one alert; typing its number or a part of its case finds it."""
     labels = {
         str(view.id): f"{view.id} · {view.case} {change_text(view.relative_change)}"
-        for view in shown
+        for view in offered
     }
-    number = filters.one("Alert", "alert", list(labels), default=str(shown[0].id), labels=labels)
-    return next(view for view in shown if str(view.id) == number)
+    number = filters.one("Alert", "alert", list(labels), default=str(offered[0].id), labels=labels)
+    return next(view for view in offered if str(view.id) == number)
 
 
 def _detail(source: Source, view: AlertView, history_page: st.Page) -> None:
@@ -147,13 +178,13 @@ def _detail(source: Source, view: AlertView, history_page: st.Page) -> None:
             history_page,
             label="History of this case",
             icon=":material/timeline:",
-            query_params=link_query(asdict(view)),
+            query_params=source.history_query(view),
         )
         claims = source.alert_claims(view)
         if claims:
             st.markdown("**What was recorded of it**")
             list_claims(claims)
-    st.subheader("What was said")
+    st.header("What was said")
     for step in view.history:
         by = "the service" if step.author is None else step.author
         st.markdown(f"**{step.state}** by {escaped(by)} :gray[· {local_text(step.at)}]")
@@ -162,9 +193,23 @@ def _detail(source: Source, view: AlertView, history_page: st.Page) -> None:
             st.text(step.note)
 
 
+def _state_key(view: AlertView) -> str:
+    """Begin with the alert's state, and follow it for as long as nobody has chosen another.
+
+    So whoever only writes a note takes nothing back that somebody else has said in the meantime.
+    """
+    key, seen = f"alerts.state.{view.id}", f"alerts.seen.{view.id}"
+    now = view.state if view.state in _SETTABLE else _SETTABLE[0]
+    before = st.session_state.get(seen)
+    if before != now and st.session_state.get(key) in {None, before}:
+        st.session_state[key] = now
+    st.session_state[seen] = now
+    return key
+
+
 def _triage(source: Source, view: AlertView, author: str) -> None:
     """Take down what somebody says; a note that could not be stored stays in its field."""
-    st.subheader("Say where it stands")
+    st.header("Say where it stands")
     key = f"alerts.note.{view.id}"
     if st.session_state.pop("alerts.stored", None) == view.id:
         # Said, not forgotten: a browser keeps the text of a field that nobody sets.
@@ -174,21 +219,30 @@ def _triage(source: Source, view: AlertView, author: str) -> None:
         state = st.radio(
             "State",
             _SETTABLE,
-            index=_SETTABLE.index(view.state) if view.state in _SETTABLE else 0,
             horizontal=True,
-            key=f"alerts.state.{view.id}",
+            key=_state_key(view),
             help="The state it has already adds a note and changes nothing.",
         )
         note = st.text_area("Note", key=key, max_chars=LONGEST_NOTE, placeholder="Why?")
-        is_sent = st.form_submit_button(
-            "Take it down", icon=":material/edit_note:", shortcut="Ctrl+Enter"
-        )
+        # Ctrl+Enter in the note sends the form; a shortcut of the button would send it once more.
+        is_sent = st.form_submit_button("Take it down", icon=":material/edit_note:")
     if not is_sent:
         return
+    text = note.strip()
+    if state == view.state and not text:
+        st.info(f"It is {view.state} already: write a note, or choose another state.")
+        return
     try:
-        source.triage(view.id, AlertState(str(state)), author=author, note=note.strip() or None)
+        if not _is_last(view, author, state, text):
+            source.triage(view.id, AlertState(str(state)), author=author, note=text or None)
     except (AlertError, BusyError) as error:
         st.error(f"Not stored: {escaped(str(error))}. The note is kept above.")
         return
     st.session_state["alerts.stored"] = view.id
     st.rerun()
+
+
+def _is_last(view: AlertView, author: str, state: str, note: str) -> bool:
+    """Whether it was taken down last: a second click leaves before the first one's answer comes."""
+    last = view.history[-1]
+    return (last.author, last.state, last.note) == (author, state, note)

@@ -20,58 +20,30 @@ from dashboard import (
     overview_page,
 )
 from dashboard.data import Source, opened
-from dashboard.theme import FIRST_PAGE, PAGE_ICON, PAGE_STYLE
+from dashboard.theme import FIRST_PAGE, PAGE_ICON
 from dashboard.words import escaped
-from db.errors import DamagedDatabaseError, DbError
+from db.errors import DamagedDatabaseError, DbError, SchemaError
 from db.session import DEFAULT_URL
 
 
 def main() -> None:
     """Show the page that the URL names."""
     st.set_page_config(page_title="ddtree-bench", page_icon=PAGE_ICON, layout="wide")
-    st.html(f"<style>{PAGE_STYLE}</style>")
-    history = st.Page(
-        _page(history_page.render), title="History", icon=":material/timeline:", url_path="history"
-    )
-    incident = st.Page(
-        _page(incident_page.render),
-        title="Incident",
-        icon=":material/troubleshoot:",
-        url_path="incident",
-    )
-    compare = st.Page(
-        _page(compare_page.render), title="Compare", icon=":material/compare:", url_path="compare"
-    )
-    alerts = st.Page(
-        _page(partial(alerts_page.render, history_page=history)),
-        title="Alerts",
-        icon=":material/notifications:",
-        url_path="alerts",
-    )
-    diagnosed = st.Page(
-        _page(diagnose_page.render),
-        title="Diagnose",
-        icon=":material/stethoscope:",
-        url_path="diagnose",
-    )
-    machines = st.Page(
-        _page(machines_page.render), title="Machines", icon=":material/dns:", url_path="machines"
-    )
+    history = _page("history", "timeline", history_page.render)
+    compare = _page("compare", "compare", compare_page.render)
+    diagnosed = _page("diagnose", "stethoscope", diagnose_page.render)
+    machines = _page("machines", "dns", machines_page.render)
+    alerts = _page("alerts", "notifications", partial(alerts_page.render, history_page=history))
+    incident = _page("incident", "troubleshoot", incident_page.render)
     pages = overview_page.Pages(history, compare, diagnosed, machines)
-    overview = st.Page(
-        _page(partial(overview_page.render, pages=pages)),
-        title="Overview",
-        icon=":material/dashboard:",
-        url_path=FIRST_PAGE,
-        default=True,
-    )
+    overview = _page(FIRST_PAGE, "dashboard", partial(overview_page.render, pages=pages))
     st.navigation(
         [overview, history, compare, diagnosed, machines, alerts, incident], position="top"
     ).run()
 
 
-def _page(render: Callable[[Source], None]) -> Callable[[], None]:
-    """Give a page its database, or the reader the reason why there is none."""
+def _page(name: str, icon: str, render: Callable[[Source], None]) -> st.Page:
+    """Make a page that has the database, or tells its reader why there is none."""
 
     def show() -> None:
         try:
@@ -81,15 +53,25 @@ def _page(render: Callable[[Source], None]) -> Callable[[], None]:
         except DbError as error:
             _explain(error)
 
-    return show
+    return st.Page(
+        show,
+        title=name.capitalize(),
+        icon=f":material/{icon}:",
+        url_path=name,
+        default=name == FIRST_PAGE,
+    )
 
 
 def _explain(error: DbError) -> None:
     if isinstance(error, DamagedDatabaseError):
         st.error(escaped(str(error)), icon=":material/database_off:")
         return
-    st.title("Nothing to show yet")
+    is_stored = isinstance(error, SchemaError)
+    st.title("Nothing can be read" if is_stored else "Nothing to show yet")
     st.error(escaped(str(error)), icon=":material/database_off:")
+    freshness.button("refresh.again")
+    if is_stored:
+        return
     st.markdown(
         "`make bench` measures this machine, stores the results and prints verdicts. "
         "To show results that exist already:"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Engine
 
 LOOPBACK: Final = "127.0.0.1"
+_PATH: Final = re.compile(r"/?(?:[\w.~-]+/)*[\w.~-]*", re.ASCII)
 
 
 @click.command()
@@ -36,6 +38,12 @@ LOOPBACK: Final = "127.0.0.1"
     show_default=True,
     help="Address to listen on; anybody who reaches it reads the pages.",
 )
+@click.option(
+    "--path",
+    default="/",
+    show_default=True,
+    help="Where a proxy shows the pages; it passes on what it is asked as it is.",
+)
 @click.option("--headless", is_flag=True, help="Do not open a browser.")
 @click.option(
     "--user",
@@ -43,7 +51,7 @@ LOOPBACK: Final = "127.0.0.1"
     help="Sign this person in without asking, on this machine alone.",
 )
 @pass_app
-def dashboard(app: App, port: int, host: str, headless: bool, user: str | None) -> None:
+def dashboard(app: App, port: int, host: str, path: str, headless: bool, user: str | None) -> None:
     """Serve the dashboard until it is interrupted.
 
     A team signs in through an identity provider instead (README, "A dashboard for a team").
@@ -55,6 +63,11 @@ def dashboard(app: App, port: int, host: str, headless: bool, user: str | None) 
             f"--host: expected {LOOPBACK} with --user, got {host} (whoever opens the pages is that "
             "person)"
         )
+    if not _PATH.fullmatch(path):
+        raise click.UsageError(
+            f"--path: expected names between slashes, as in /bench, got {path!r} (of letters, "
+            "digits and ._~-)"
+        )
     with app.engine(must_exist=True) as engine:
         if user is not None:
             admit(engine, user.lower())
@@ -63,6 +76,7 @@ def dashboard(app: App, port: int, host: str, headless: bool, user: str | None) 
         f"--server.port={port}",
         f"--server.headless={str(headless).lower()}",
         f"--server.address={host}",
+        f"--server.baseUrlPath={path.strip('/')}",
         *SERVER_FLAGS,
     ]
     # The server takes this process's place, so that it gets its signals and gives its status.

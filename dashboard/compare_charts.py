@@ -48,12 +48,17 @@ def intervals(frame: pd.DataFrame, *, relevance_pct: float) -> alt.LayerChart:
         alt.Tooltip("noise_pct:Q", title="noise (%)", format=".2f"),
     ]
     base = alt.Chart().encode(y=y)
-    marks = alt.Chart(alt.InlineData(values=[{"at": at} for at in (-relevance_pct, relevance_pct)]))
     layers = [
         base.mark_bar(color=GREY, opacity=0.18, height=14).encode(
             x=alt.X("noise_low_pct:Q"), x2=alt.X2("noise_pct:Q")
         ),
-        marks.mark_rule(color=GREY, strokeDash=[4, 3]).encode(x=alt.X("at:Q")),
+        *(
+            # Beside the marks of a case and not through its name above them.
+            base.mark_rule(
+                color=GREY, strokeDash=[4, 3], yOffset=-8, y2Offset=14, aria=False
+            ).encode(x=alt.XDatum(at), y2=alt.Y2("case:N", bandPosition=0.5))
+            for at in (-relevance_pct, relevance_pct)
+        ),
         base.mark_rule(strokeWidth=2).encode(
             x=alt.X("low_pct:Q"), x2=alt.X2("high_pct:Q"), color=colour
         ),

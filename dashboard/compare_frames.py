@@ -7,10 +7,13 @@ from typing import Final
 
 import pandas as pd
 
+from dashboard.markdown import head, row
 from dashboard.selection import choices, parse_params
 from dashboard.units import change_text, display_unit
 from dashboard.verdicts import why
+from dashboard.words import escaped, unbroken
 from db.compare import SEVERITY, CaseComparison, Verdict
+from db.numbers import MISSING
 
 # Verdicts by a sign as well as a colour.
 SIGNS: Final = {
@@ -27,6 +30,12 @@ SIGNS: Final = {
 ACROSS: Final = ("context", "context_tokens")
 DOWN: Final = ("page_size",)
 MOST_INTERVALS: Final = 30
+# What a reader is told of first: cases by their numbers, and by their names where they have none.
+NUMBERED: Final = (Verdict.REGRESSION, Verdict.INCONCLUSIVE, Verdict.IMPROVEMENT)
+NAMED: Final = (Verdict.FAILED, Verdict.REMOVED)
+MOST_LINES: Final = 12
+MOST_NAMES: Final = 4
+_LINE: Final = ("Change", "Case", "Before", "After", "Interval", "Verdict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +46,56 @@ class HeatMap:
     across: str
     down: str
     cells: pd.DataFrame  # across, down, change_pct, worse_pct, text, verdict, order_*
+
+
+def gravest(cases: Sequence[CaseComparison]) -> list[CaseComparison]:
+    """Give the first cases of each verdict that rests on a change, as many of each."""
+    told = [[case for case in cases if case.verdict is verdict] for verdict in NUMBERED]
+    met = [found for found in told if found]
+    return [case for found in met for case in found[: MOST_LINES // len(met)]]
+
+
+def lines(cases: Sequence[CaseComparison]) -> str:
+    """Write cases and their numbers as a table in Markdown."""
+    names = _names(cases)
+    shown = (
+        row(
+            [
+                unbroken(f"{SIGNS[case.verdict]} {change_text(case.relative_change)}"),
+                escaped(name),
+                *(
+                    unbroken(display_unit(case.unit, value).text(value))
+                    for value in (case.base_value, case.head_value)
+                ),
+                unbroken(_interval(case)),
+                escaped(case.verdict.value),
+            ]
+        )
+        for case, name in zip(cases, names, strict=True)
+    )
+    return "\n".join((head(_LINE, right=("Change", *_LINE[2:5])), *shown))
+
+
+def names_line(cases: Sequence[CaseComparison], verdict: Verdict) -> str | None:
+    """Name the first cases of a verdict, as Markdown; None where no case has it."""
+    found = [case for case in cases if case.verdict is verdict]
+    if not found:
+        return None
+    names = ", ".join(escaped(name) for name in _names(found[:MOST_NAMES]))
+    more = f" and {len(found) - MOST_NAMES:,} more" if len(found) > MOST_NAMES else ""
+    return f"**{SIGNS[verdict]} {len(found):,} {verdict.value}**: {names}{more}"
+
+
+def _names(cases: Sequence[CaseComparison]) -> list[str]:
+    if len({case.key.machine for case in cases}) == 1:
+        return [case.key.name for case in cases]
+    return [f"{case.key.name} · {case.key.machine}" for case in cases]
+
+
+def _interval(case: CaseComparison) -> str:
+    if case.interval_low is None:
+        return MISSING
+    return f"{change_text(case.interval_low)} to {change_text(case.interval_high)}"
 
 
 def table_of(cases: Sequence[CaseComparison]) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """Compare: two commits case by case, what moved together, and where among the parameters."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import pandas as pd
@@ -10,7 +11,8 @@ from dashboard import compare_charts, compare_frames
 from dashboard.data import Source
 from dashboard.downloads import offer
 from dashboard.drawing import draw
-from dashboard.incident_page import list_claims
+from dashboard.evidence_view import list_claims
+from dashboard.folded import folded
 from dashboard.series_view import commit_labels
 from dashboard.units import commit_text
 from dashboard.url_filters import UrlFilters, url_filters
@@ -19,6 +21,7 @@ from dashboard.words import count_text, escaped, heads
 from db.change_queries import ExplainedCases
 from db.compare import SEVERITY, CaseComparison, Comparison, Verdict
 from db.errors import UnknownCommitError
+from db.numbers import MISSING
 
 MERGE_BASE: Final = "merge-base"
 ALL_MACHINES: Final = "all"
@@ -49,10 +52,22 @@ def render(source: Source) -> None:
             return
         machine, base, head = picked
         found, moved = source.comparison(base, head, machine)
-        _verdict(found)
+        with st.container(key="answer"):
+            _verdict(found)
+            _first(found)
         _moved(moved)
         cases = _filtered(filters, found.cases)
-        _cases(cases, found, f"compare-{commit_text(base)}-{commit_text(head)}")
+        if not cases:
+            st.caption("No case fits these filters.")
+            return
+        name = f"compare-{commit_text(base)}-{commit_text(head)}"
+        folded(
+            f"{count_text(len(cases), 'case')}: table, intervals and maps",
+            partial(_cases, cases, found, name),
+            icon=":material/table:",
+            key="compare.cases",
+            is_open=len(cases) < len(found.cases),
+        )
 
 
 def _picked(filters: UrlFilters, source: Source) -> tuple[str | None, str, str] | None:
@@ -115,18 +130,37 @@ def _verdict(found: Comparison) -> None:
         )
 
 
+def _first(found: Comparison) -> None:
+    """Name the gravest cases as text, which a browser shows before it has the code of a table."""
+    for verdict in compare_frames.NAMED:
+        if line := compare_frames.names_line(found.cases, verdict):
+            st.markdown(line)
+    gravest = compare_frames.gravest(found.cases)
+    if not gravest:
+        return
+    st.markdown(compare_frames.lines(gravest))
+    num_told = sum(found.counts.get(verdict, 0) for verdict in compare_frames.NUMBERED)
+    if num_told > len(gravest):
+        st.caption(f"{len(gravest)} of {num_told:,}, the largest of each verdict; all stand below.")
+
+
 def _moved(moved: Sequence[ExplainedCases]) -> None:
     if not moved:
         return
     st.header("What moved together")
-    for one in moved:
+    for place, one in enumerate(moved):
         with st.container(border=True):
             st.markdown(f"**{escaped(told(one.moved))}**")
             if one.summary:
                 st.markdown(escaped(one.summary))
-            with st.expander(f"{count_text(len(one.moved.cases), 'case')}, and what is known"):
-                list_claims(one.claims, evidence=True)
-                st.dataframe(pd.DataFrame({"case": list(one.moved.cases)}), hide_index=True)
+            label = f"{count_text(len(one.moved.cases), 'case')}, and what is known"
+            known = partial(_known, one)
+            folded(label, known, icon=":material/list:", key=f"compare.moved.{place}")
+
+
+def _known(one: ExplainedCases) -> None:
+    list_claims(one.claims, evidence=True)
+    st.dataframe(pd.DataFrame({"case": list(one.moved.cases)}), hide_index=True)
 
 
 def _filtered(filters: UrlFilters, cases: Sequence[CaseComparison]) -> list[CaseComparison]:
@@ -150,14 +184,12 @@ def _filtered(filters: UrlFilters, cases: Sequence[CaseComparison]) -> list[Case
 
 
 def _cases(cases: Sequence[CaseComparison], found: Comparison, name: str) -> None:
-    if not cases:
-        st.caption("No case fits these filters.")
-        return
     table = compare_frames.table_of(cases)
     number = st.column_config.NumberColumn
     st.dataframe(
         table,
         hide_index=True,
+        placeholder=MISSING,
         column_config={
             **heads(table),
             **{column: number(label, format="%+.2f") for column, label in _PERCENT.items()},
@@ -181,7 +213,7 @@ def _charts(cases: Sequence[CaseComparison], found: Comparison, name: str) -> No
         )
         draw(
             compare_charts.intervals(frame, relevance_pct=100 * found.policy.relevance_rel),
-            description=f"Relative changes of {len(frame)} cases with their intervals",
+            description=f"Relative changes of {count_text(len(frame), 'case')} with intervals",
             name=f"{name}-intervals",
         )
     maps = compare_frames.heat_maps(cases)

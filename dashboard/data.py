@@ -7,9 +7,8 @@ under that version before is taken from the cache. Nothing is cached over a writ
 import datetime as dt
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 import pandas as pd
 import streamlit as st
@@ -18,6 +17,8 @@ from sqlalchemy.orm import Session
 
 from dashboard.cli_exit import MissingResultsError
 from dashboard.cli_incident import stored_incident
+from dashboard.open_databases import reading
+from dashboard.selection import link_query, own_query
 from db import alert_queries, page_queries, queries
 from db.baselines import baseline
 from db.change_queries import ExplainedCases, explained, explained_alert
@@ -28,16 +29,15 @@ from db.errors import DamagedDatabaseError
 from db.evidence import Claim, Evidence
 from db.people import role_of, triage
 from db.reproduction import SideBySide
-from db.session import check_again, open_database, writing
+from db.session import check_again, writing
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
 _MOST_ENTRIES = 256
-_MOST_DATABASES = 4
 _PROGRESS = "Reading the database"
-_P = ParamSpec("_P")
 _T = TypeVar("_T")
+_Args = TypeVarTuple("_Args")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,11 @@ class Source:
         for row in table[table["series_id"] == series_id].to_dict("records"):
             return {str(name): value for name, value in row.items()}
         return None
+
+    def history_query(self, found: queries.Finding | alert_queries.AlertView) -> dict[str, str]:
+        """Give the URL parameters under which the page of histories shows a finding's series."""
+        row = self.one_series(found.series_id)
+        return link_query(asdict(found)) if row is None else own_query(row, self.series())
 
     def history(self, series_id: int) -> pd.DataFrame:
         """Results of a series in commit order."""
@@ -176,19 +181,15 @@ class Source:
         """Least seconds a series' case can take as of a commit, and what that rests on."""
         return self._read(_floor, series_id, commit)
 
-    def _read(
-        self, what: Callable[Concatenate[Session, _P], _T], *args: _P.args, **kwargs: _P.kwargs
-    ) -> _T:
+    def _read(self, what: Callable[[Session, *_Args], _T], *args: *_Args) -> _T:
         """Read through the cache; every caller gets a copy of its own."""
         name = f"{what.__module__}.{what.__name__}"
-        return cast("_T", _copied(self.engine, what, (self.url, self.version, name), args, kwargs))
+        return cast("_T", _copied(self.engine, what, (self.url, self.version, name), args))
 
-    def _share(
-        self, what: Callable[Concatenate[Session, _P], _T], *args: _P.args, **kwargs: _P.kwargs
-    ) -> _T:
+    def _share(self, what: Callable[[Session, *_Args], _T], *args: *_Args) -> _T:
         """Read through the cache what nobody can change: frozen records of read-only mappings."""
         name = f"{what.__module__}.{what.__name__}"
-        return cast("_T", _shared(self.engine, what, (self.url, self.version, name), args, kwargs))
+        return cast("_T", _shared(self.engine, what, (self.url, self.version, name), args))
 
 
 @contextmanager
@@ -201,26 +202,18 @@ def opened(url: str) -> Iterator[Source]:
         It does not exist, has no tables or those of another version, or the URL is none; or what
         the page asks for cannot be read of it.
     """
-    engine = _known(url)
     try:
-        check_again(engine)
-        with Session(engine) as session:
-            version = queries.data_version(session)
-        yield Source(engine, url, version)
+        with reading(url) as database:
+            check_again(database.engine)
+            with Session(database.engine) as session:
+                version = queries.data_version(session)
+            yield Source(database.engine, url, version)
     except DBAPIError as error:
         reason = str(error.orig).strip().splitlines()[0]
         raise DamagedDatabaseError(
             f"database: expected tables that can be read, got “{reason}” "
             "(ddtree-bench db check says more; a backup or the result files bring it back)"
         ) from None
-    finally:
-        engine.dispose()
-
-
-@lru_cache(maxsize=_MOST_DATABASES)
-def _known(url: str) -> "Engine":
-    """Keep what is no connection: the statements of the pages, whose making takes a while."""
-    return open_database(url, must_exist=True)
 
 
 # Arguments with a leading underscore are no part of the key: URL, version and name say it all.
@@ -232,11 +225,10 @@ def _copied(
     _what: Callable[..., object],
     state: tuple[str, str, str],
     args: tuple[Hashable, ...],
-    kwargs: dict[str, Hashable],
 ) -> object:
     del state
     with Session(_engine) as session:
-        return _what(session, *args, **kwargs)
+        return _what(session, *args)
 
 
 @st.cache_resource(max_entries=_MOST_ENTRIES, show_spinner=_PROGRESS)
@@ -245,11 +237,10 @@ def _shared(
     _what: Callable[..., object],
     state: tuple[str, str, str],
     args: tuple[Hashable, ...],
-    kwargs: dict[str, Hashable],
 ) -> object:
     del state
     with Session(_engine) as session:
-        return _what(session, *args, **kwargs)
+        return _what(session, *args)
 
 
 def _all_series(session: Session) -> pd.DataFrame:

@@ -12,20 +12,28 @@ import pandas as pd
 
 from dashboard.selection import parse_params
 from dashboard.words import case_name
-from db.evidence import (
-    CaseDiagnosis,
-    Claim,
-    Diagnosis,
-    Evidence,
-    LadderReading,
-    LineFit,
-    Place,
-)
+from db.evidence import CaseDiagnosis, Claim, Diagnosis, Evidence, LadderReading, LineFit, Place
 from db.numbers import digits
 from db.scaling import sweeps
 
 _LINE_STEPS: Final = 40
 _ROOF_MARGIN: Final = 4.0  # times beyond the outermost case to which a roof is drawn
+# What the columns of two frames are called in the tables beside their charts.
+ROOFLINE: Final = {
+    "case": "Case",
+    "intensity": "FLOP a byte",
+    "tflops": "Rate (TFLOP/s)",
+    "time_ms": "Time (ms)",
+    "floor_ratio": "Times its floor",
+    "bound": "Bound by",
+}
+LINE: Final = {
+    "context_tokens": "Context (tokens)",
+    "gigabytes": "Bytes to read (GB)",
+    "time_ms": "Time (ms)",
+    "line_ms": "On the line (ms)",
+    "n": "Samples",
+}
 PLACES: Final = (Place.ALONE, Place.IN_ORDER, Place.REMOVED)
 
 

@@ -2,22 +2,25 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import streamlit as st
 
 from dashboard import diagnose_charts, diagnose_frames
 from dashboard.data import Source
+from dashboard.diagnose_frames import LINE, ROOFLINE
 from dashboard.downloads import offer
 from dashboard.drawing import draw
+from dashboard.evidence_view import list_claims, show_claim, show_counters
 from dashboard.findings import group_findings, standing
+from dashboard.folded import folded, folded_table
 from dashboard.incident_frames import telling_cases
-from dashboard.incident_page import list_claims, show_claim, show_counters
 from dashboard.series_view import commit_labels
 from dashboard.units import change_text, display_unit
 from dashboard.url_filters import UrlFilters, url_filters
 from dashboard.words import case_name, count_text, escaped
-from db.evidence import Diagnosis, Evidence, LadderReading
+from db.evidence import Claim, Diagnosis, Evidence, LadderReading
 
 MOST_DISTANCES: Final = 25
 MOST_COUNTERS: Final = 2
@@ -113,7 +116,7 @@ def _run(
         return found[0]
     places = [str(place + 1) for place in range(len(found))]
     labels = {
-        place: f"run {place} · {len(evidence.points)} cases of {_suites(evidence)}"
+        place: f"run {place} · {count_text(len(evidence.points), 'case')} of {_suites(evidence)}"
         for place, (evidence, _) in zip(places, found, strict=True)
     }
     place = filters.one("Run, newest first", "run", places, default=places[0], labels=labels)
@@ -130,7 +133,8 @@ def _alarms(evidence: Evidence, diagnosis: Diagnosis) -> None:
     if not diagnosis.alarms:
         st.success("Nothing in this run calls for action.", icon=":material/check_circle:")
     for claim in diagnosis.alarms[:1]:
-        st.error(escaped(claim.statement), icon=":material/warning:")
+        case = f"**{escaped(claim.case)}**: " if claim.case else ""
+        st.error(f"{case}{escaped(claim.statement)}", icon=":material/warning:")
 
 
 def _roofline(evidence: Evidence, diagnosis: Diagnosis, name: str) -> None:
@@ -146,9 +150,10 @@ def _roofline(evidence: Evidence, diagnosis: Diagnosis, name: str) -> None:
     )
     draw(
         diagnose_charts.roofline(cases, roof),
-        description=f"Roofline of {len(cases)} cases of {evidence.label}",
+        description=f"Roofline of {count_text(len(cases), 'case')} of {evidence.label}",
         name=f"{name}-roofline",
     )
+    folded_table("Roofline as a table", cases, key="diagnose.roofline", titles=ROOFLINE)
 
 
 def _distances(diagnosis: Diagnosis, name: str) -> None:
@@ -159,11 +164,11 @@ def _distances(diagnosis: Diagnosis, name: str) -> None:
     else:
         draw(
             diagnose_charts.distances(frame),
-            description=f"Times over their floors, the {len(frame)} farthest cases",
+            description=f"Times over their floors, the farthest {count_text(len(frame), 'case')}",
             name=f"{name}-distances",
         )
-    with st.expander("Cases as a table", icon=":material/table:"):
-        st.dataframe(diagnose_frames.cases_table(diagnosis.cases), hide_index=True)
+    table = diagnose_frames.cases_table(diagnosis.cases)
+    folded_table("Cases as a table", table, key="diagnose.cases")
 
 
 def _lines(filters: UrlFilters, evidence: Evidence, diagnosis: Diagnosis, name: str) -> None:
@@ -182,8 +187,9 @@ def _lines(filters: UrlFilters, evidence: Evidence, diagnosis: Diagnosis, name: 
         description=f"Time over bytes of {label}",
         name=f"{name}-line",
     )
-    with st.expander("All lines as a table, with intervals", icon=":material/table:"):
-        st.dataframe(diagnose_frames.fits_table(diagnosis.fits), hide_index=True)
+    folded_table("Points as a table", cases, key=f"diagnose.points.{label}", titles=LINE)
+    lines = diagnose_frames.fits_table(diagnosis.fits)
+    folded_table("All lines as a table, with intervals", lines, key="diagnose.lines")
 
 
 def _ladders(filters: UrlFilters, readings: Sequence[LadderReading], name: str) -> None:
@@ -215,8 +221,7 @@ def _ladders(filters: UrlFilters, readings: Sequence[LadderReading], name: str) 
             description=f"What each factor of {chosen} is worth at its three places",
             name=f"{name}-ladder-readings",
         )
-    with st.expander("Readings as a table", icon=":material/table:"):
-        st.dataframe(three, hide_index=True)
+    folded_table("Readings as a table", three, key=f"diagnose.readings.{chosen}")
 
 
 def _known(evidence: Evidence, diagnosis: Diagnosis, name: str) -> None:
@@ -232,9 +237,16 @@ def _known(evidence: Evidence, diagnosis: Diagnosis, name: str) -> None:
     for claim in [one for one in told if first[one.name] is one][:MOST_CLAIMS]:
         show_claim(claim)
         if same[claim.name] > 1:
-            more = count_text(same[claim.name] - 1, "other case")
-            st.caption(f"This is claimed of {more} as well, each with numbers of its own.")
-    with st.expander(f"All {count_text(len(diagnosis.claims), 'claim')}", icon=":material/table:"):
-        table = diagnose_frames.claims_table(diagnosis.claims)
-        st.dataframe(table, hide_index=True)
-        offer(f"{name}-claims", table)
+            more = same[claim.name] - 1
+            others = count_text(more, "other case")
+            each = "each with numbers" if more > 1 else "with numbers"
+            st.caption(f"This is claimed of {others} as well, {each} of its own.")
+    whole = partial(_claims, diagnosis.claims, name)
+    claims = f"All {count_text(len(diagnosis.claims), 'claim')}"
+    folded(claims, whole, icon=":material/table:", key="diagnose.claims")
+
+
+def _claims(claims: Sequence[Claim], name: str) -> None:
+    table = diagnose_frames.claims_table(claims)
+    st.dataframe(table, hide_index=True)
+    offer(f"{name}-claims", table)

@@ -1,5 +1,6 @@
 """Tables and charts as files: CSV, SVG and PNG, made when somebody asks for them."""
 
+import hashlib
 import re
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +11,7 @@ import streamlit as st
 import vl_convert
 
 _PIXELS_PER_POINT: Final = 2.0
+_LONGEST_STEM: Final = 120
 # Spreadsheets take text that begins so for a formula.
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
@@ -33,13 +35,17 @@ def offer(name: str, table: pd.DataFrame, spec: Callable[[], dict[str, Any]] | N
                 file_name=f"{stem}.{kind}",
                 mime=mime,
                 on_click="ignore",
-                key=f"download.{stem}.{kind}",
+                key=f"download.{name}.{kind}",
             )
 
 
 def file_stem(name: str) -> str:
-    """Give a file name of the safe characters of any text."""
-    return re.sub(r"[^A-Za-z0-9._=-]+", "-", name).strip("-.")[:120] or "chart"
+    """Give a file name of the safe characters of any text; long texts keep theirs apart."""
+    stem = re.sub(r"[^A-Za-z0-9._=-]+", "-", name).strip("-.")
+    if len(stem) > _LONGEST_STEM:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+        return f"{stem[: _LONGEST_STEM - 9]}-{digest}"
+    return stem or "chart"
 
 
 def csv_of(table: pd.DataFrame) -> bytes:

@@ -15,6 +15,7 @@ import streamlit as st
 
 from dashboard.chart_layers import PICKED
 from dashboard.downloads import offer
+from dashboard.folded import folded_table
 from dashboard.words import heads
 
 _DATA: Final = "results"
@@ -50,18 +51,20 @@ def draw_pickable(
     description: str,
     key: str,
     name: str,
+    table: pd.DataFrame,
 ) -> dict[str, Any] | None:
     """Draw a chart whose points can be clicked; give the fields of the one that is, if any.
 
     Parameters
     ----------
     state : all that the chart depends on; it is made once for each
+    table : what the chart shows, as a file of rows
     """
     drawn = _made(make, state)
     event = st.vega_lite_chart(
         drawn.for_browser(), key=key, alt=description, on_select="rerun", selection_mode=PICKED
     )
-    offer(name, drawn.rows, drawn.for_file)
+    offer(name, table, drawn.for_file)
     # A state that a test or an older page left is a plain mapping.
     chosen = event["selection"].get(PICKED, []) if event else []
     return dict(chosen[0]) if chosen else None
@@ -71,8 +74,7 @@ def draw_whole(chart: alt.LayerChart, *, description: str, name: str, table: pd.
     """Draw a chart whose layers have rows of their own; offer it, and beside it what it shows."""
     st.altair_chart(chart, alt=description)
     offer(name, table, lambda: chart.properties(width=_FILE_PX).to_dict())
-    with st.expander("As a table", icon=":material/table:"):
-        st.dataframe(table, hide_index=True, column_config=heads(table))
+    folded_table("As a table", table, key=f"table.{name}", titles=heads(table))
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,14 +61,21 @@ def group_findings(findings: Sequence[Finding]) -> list[FindingGroup]:
 
 def standing(findings: Sequence[Finding]) -> list[Finding]:
     """Keep the latest finding of each series: what a later change replaced stands no more."""
-    latest: dict[int, Finding] = {}
+    of_series: dict[int, list[Finding]] = defaultdict(list)
     for finding in sorted(findings, key=lambda one: one.commit_date):
-        latest[finding.series_id] = finding
+        of_series[finding.series_id].append(finding)
+    latest = {series_id: _latest(found) for series_id, found in of_series.items()}
     return [finding for finding in findings if latest[finding.series_id] is finding]
 
 
+def replaced(findings: Sequence[Finding]) -> list[Finding]:
+    """Keep the findings that a later one of their series took the place of."""
+    stands = {(one.series_id, one.commit) for one in standing(findings)}
+    return [one for one in findings if (one.series_id, one.commit) not in stands]
+
+
 def verdict_line(findings: Sequence[Finding]) -> VerdictLine:
-    """Say in one line what stands; the newest findings are all it knows."""
+    """Say in one line what stands."""
     if not findings:
         return VerdictLine(
             "No change point is stored. `ddtree-bench detect` looks for them in every series.",
@@ -81,11 +88,23 @@ def verdict_line(findings: Sequence[Finding]) -> VerdictLine:
     worst = min(regressions, key=_urgency)
     case = case_name(worst.benchmark, worst.params)
     return VerdictLine(
-        f"**{counted(latest)}** stand. Worst: **{change_text(worst.relative_change)}** in "
+        f"**{counted(latest)}** {'stands' if len(latest) == 1 else 'stand'}. "
+        f"Worst: **{change_text(worst.relative_change)}** in "
         f"**{escaped(case)}** on {escaped(worst.machine)} since `{commit_text(worst.commit)}` "
         f"(cause: {worst.cause}).",
         is_alarming=True,
     )
+
+
+def _latest(by_date: Sequence[Finding]) -> Finding:
+    """Give the last by the rank of its commit, as histories have it; by date where one has none."""
+    last = by_date[-1]
+    for finding in by_date:
+        if finding.position is None or last.position is None:
+            return by_date[-1]
+        if finding.position > last.position:
+            last = finding
+    return last
 
 
 def counted(findings: Sequence[Finding]) -> str:

@@ -23,8 +23,12 @@ def line(newest: dt.datetime | None) -> None:
                 "by itself",
                 width="content",
             )
-        # A click runs the page again, which is all that it takes.
-        st.button("Refresh", icon=":material/refresh:", type="tertiary", key="refresh")
+        button("refresh")
+
+
+def button(key: str) -> None:
+    """Let a reader ask anew; a click runs the page again, which is all that it takes."""
+    st.button("Refresh", icon=":material/refresh:", type="tertiary", key=key)
 
 
 def local_text(at: dt.datetime) -> str:

@@ -1,7 +1,7 @@
 """History: any series over its commits, alone, in panels or over one another."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -14,11 +14,11 @@ from dashboard.chart_frames import align
 from dashboard.data import Source
 from dashboard.drawing import draw_pickable
 from dashboard.findings import group_findings, standing
+from dashboard.history_answer import answer
 from dashboard.selection import (
     PARAM_PREFIX,
     choices,
     distinct_names,
-    link_query,
     narrow,
     param_columns,
     twin_columns,
@@ -34,6 +34,10 @@ MOST_OVERLAID: Final = 8
 PANEL_PX: Final = 290
 ALONE_PX: Final = 460
 FILTERS_A_ROW: Final = 4
+HANDLES: Final = (
+    "A click on a point shows its samples and its command; a drag moves a chart, Shift and the "
+    "wheel zoom it, a double click shows all of it again."
+)
 PANELS, ONE_CHART = "panels", "one chart"
 RANGES: Final = {"all": None, "last 200": 200, "last 50": 50}
 
@@ -59,7 +63,7 @@ def render(source: Source) -> None:
         return
     worst = _worst(source, table)
     # As the finding's own link would: its series alone.
-    start = {} if worst is None else link_query(asdict(worst))
+    start = {} if worst is None else source.history_query(worst)
     with url_filters("history", start) as filters:
         with st.container(border=True):
             chosen = _filtered(filters, table, _defaults(source, table, worst))
@@ -72,6 +76,8 @@ def render(source: Source) -> None:
                 icon=":material/filter_alt:",
             )
         shown = _read(source, chosen.head(limit), look)
+        answer(shown)
+        shown = [_with_floor(source, one) for one in shown]
         _draw(source, shown, look)
         history_tables.change_points(shown)
         history_tables.results(shown)
@@ -140,22 +146,22 @@ def _read(source: Source, chosen: pd.DataFrame, look: Look) -> list[ShownSeries]
         row = {str(column): value for column, value in record.items()}
         series_id = int(row["series_id"])
         points = source.whole_history(series_id)
-        counted = points[points["status"] != EXCLUDED]
-        floor_s, basis = source.floor(series_id, str(counted["commit"].iloc[-1]))
-        view = view_of(
-            row,
-            points,
-            log_axis=look.log_axis,
-            floor=floor_s if row["unit"] == "seconds" else None,
-            height_px=height,
-        )
-        changes = source.change_points(series_id)
-        shown.append(ShownSeries(name, row, points, changes, view, basis))
+        view = view_of(row, points, log_axis=look.log_axis, height_px=height)
+        shown.append(ShownSeries(name, row, points, source.change_points(series_id), view))
     return shown
+
+
+def _with_floor(source: Source, one: ShownSeries) -> ShownSeries:
+    """Add what a chart alone shows: nobody waits for it who reads the words before it."""
+    commit = str(one.points.loc[one.points["status"] != EXCLUDED, "commit"].iloc[-1])
+    floor_s, basis = source.floor(int(str(one.row["series_id"])), commit)
+    floor = floor_s if one.row["unit"] == "seconds" else None
+    return replace(one, view=replace(one.view, floor=floor), floor_basis=basis)
 
 
 def _draw(source: Source, shown: Sequence[ShownSeries], look: Look) -> None:
     st.html(legend_html())
+    st.caption(HANDLES)
     is_comparable = len({(one.row["unit"], one.row["metric"]) for one in shown}) == 1
     if look.layout == ONE_CHART and len(shown) > 1 and is_comparable:
         _draw_over_one_another(source, shown, look)
@@ -163,6 +169,8 @@ def _draw(source: Source, shown: Sequence[ShownSeries], look: Look) -> None:
         if look.layout == ONE_CHART and not is_comparable:
             st.caption(":material/info: The units of these series differ: shown in panels.")
         _draw_panels(source, shown, look)
+    if look.log_axis and any((one.points["value"] <= 0).any() for one in shown):
+        st.caption(":material/info: No logarithm has zero: such series have a linear axis.")
     for basis in dict.fromkeys(one.points.attrs["order_basis"] for one in shown):
         if note := order_note(basis):
             st.caption(f":material/sort: Commits are {note}.")
@@ -183,6 +191,7 @@ def _draw_panels(source: Source, shown: Sequence[ShownSeries], look: Look) -> No
                 key=f"history-{one.row['series_id']}",
                 description=f"History of {one.name}: {one.view.y_title}",
                 name=f"history-{one.name}-{one.row['series_id']}",
+                table=_rows([one], newest(one.points, look.last)),
             )
             history_tables.pick(one, picked)
             st.caption(history_tables.summary(one))
@@ -201,6 +210,7 @@ def _draw_over_one_another(source: Source, shown: Sequence[ShownSeries], look: L
         key="overlay",
         description=f"{len(shown)} series over one another: {shown[0].view.y_title}",
         name="history-overlay",
+        table=_rows(shown, aligned),
     )
     for one in shown:
         history_tables.pick(one, picked)
@@ -208,6 +218,13 @@ def _draw_over_one_another(source: Source, shown: Sequence[ShownSeries], look: L
 
 def _history(one: ShownSeries, last: int | None) -> alt.LayerChart:
     return charts.history(newest(one.points, last), one.change_points, one.view)
+
+
+def _rows(shown: Sequence[ShownSeries], drawn: pd.DataFrame) -> pd.DataFrame:
+    """Give what is drawn as a file has it."""
+    kept = [one.points[one.points["result_id"].isin(drawn["result_id"])] for one in shown]
+    pairs = zip(shown, kept, strict=True)
+    return history_tables.rows([replace(one, points=points) for one, points in pairs])
 
 
 def newest(points: pd.DataFrame, last: int | None) -> pd.DataFrame:

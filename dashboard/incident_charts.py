@@ -3,6 +3,7 @@
 All numbers come with the frames; the only decisions here are axes, marks and words.
 """
 
+import math
 from typing import Final
 
 import altair as alt
@@ -13,6 +14,7 @@ from dashboard.theme import BLUE, GREEN, GREY, SERIES_COLOURS, VERMILION
 _HEIGHT_PX: Final = 420
 _CONTEXT_TITLE: Final = "committed context (tokens)"
 _TIME_TITLE: Final = "time (ms) · lower is better"
+_NEAR: Final = 0.12  # of the axis: a ratio below a dot nearer to its floor would lie on the floor
 _MISLEADS: Final = "misleads"
 # Thousands are told in powers of two, as contexts are chosen.
 _TOKENS_EXPR: Final = "datum.value >= 1024 ? format(datum.value / 1024, '.4~g') + 'k' : datum.value"
@@ -29,7 +31,9 @@ def times_over_context(cases: pd.DataFrame, *, floor_name: str) -> alt.LayerChar
     )
     # Ratios stand above the slowest and below the fastest of a context: others would meet them.
     times = cases.groupby("context_tokens")["time_ms"]
-    cases = cases.assign(place=times.rank(method="first"), of=times.transform("size"))
+    cases = cases.assign(
+        place=times.rank(method="first"), of=times.transform("size"), beneath=_beneath(cases)
+    )
     names = cases["series"].value_counts().index.tolist()  # the longest series first
     colour = alt.Color(
         "series:N",
@@ -54,9 +58,9 @@ def times_over_context(cases: pd.DataFrame, *, floor_name: str) -> alt.LayerChar
         path,
         dots,
         ratio.transform_filter("datum.place == datum.of").mark_text(dy=-14, fontWeight="bold"),
-        ratio.transform_filter("datum.place == 1 && datum.of > 1").mark_text(
-            dy=16, fontWeight="bold"
-        ),
+        ratio.transform_filter("datum.place == 1 && datum.of > 1")
+        .mark_text(dy=16, fontWeight="bold")
+        .encode(y=alt.Y("beneath:Q")),
     ]
     return alt.LayerChart(layer=layers, height=_HEIGHT_PX)
 
@@ -113,7 +117,19 @@ def _floor_layers(cases: pd.DataFrame, floor_name: str) -> list[alt.Chart]:
     return [
         base.mark_line(color=GREEN, strokeDash=[7, 4], strokeWidth=2),
         base.mark_tick(color=GREEN, thickness=2, width=14),
-        first.mark_text(color=GREEN, align="left", dx=10, dy=12, fontWeight="bold"),
+        first.mark_text(color=GREEN, align="left", dx=18, dy=12, fontWeight="bold"),
+    ]
+
+
+def _beneath(cases: pd.DataFrame) -> list[float]:
+    """Give the value under which a ratio is written: the floor where one would lie on its line."""
+    pairs = list(zip(cases["time_ms"], cases["floor_ms"], strict=True))
+    # Neither a floor that is not known nor that of a context without rows is on the axis.
+    drawn = [value for pair in pairs for value in pair if value > 0.0]
+    near = _NEAR * math.log(max(drawn, default=1.0) / min(drawn, default=1.0))
+    return [
+        floor if floor > 0.0 and time > floor and math.log(time / floor) < near else time
+        for time, floor in pairs
     ]
 
 

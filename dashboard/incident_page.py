@@ -10,18 +10,15 @@ from dashboard import incident_charts
 from dashboard.data import Source
 from dashboard.diagnose_frames import cases_table
 from dashboard.drawing import draw_whole
-from dashboard.incident_frames import (
-    cases_over_context,
-    counter_readings,
-    series_name,
-    telling_cases,
-)
+from dashboard.evidence_view import show_claim, show_counters
+from dashboard.folded import folded_table
+from dashboard.incident_frames import cases_over_context, telling_cases
 from dashboard.series_view import commit_labels
 from dashboard.theme import CLAIM_BADGES
 from dashboard.units import commit_text
 from dashboard.url_filters import UrlFilters, url_filters
 from dashboard.words import case_name, count_text, escaped
-from db.evidence import CaseDiagnosis, Claim, Diagnosis, Evidence, EvidencePoint
+from db.evidence import CaseDiagnosis, Diagnosis, Evidence, EvidencePoint
 from db.numbers import digits
 from db.reproduction import SideBySide
 
@@ -30,18 +27,14 @@ REPRODUCTION_MACHINES: Final = "h200"
 REPRODUCTION_SUITE: Final = "attention."
 MOST_RUNS: Final = 3
 MOST_COMMITS: Final = 4
-COUNTER_MARKS: Final = {
-    "misleads": ":red[:material/warning: misleads]",
-    "evidence": ":blue[:material/check: evidence]",
-}
-CLAIM_COLUMNS: Final = (1.1, 4.4, 1.3, 3.2)
 BESIDE_COLUMNS: Final = (2.0, 3.0, 3.0)
 
 
 def render(source: Source) -> None:
     """Show the page."""
     st.title("Incident")
-    machines = source.machines()["machine"].tolist()
+    table = source.machines()
+    machines = table[table["commits"] > 0]["machine"].tolist()
     if not machines:
         st.info(
             "No recording yet: `ddtree-bench ingest benchmarks/recorded` reads the original one.",
@@ -58,8 +51,8 @@ def render(source: Source) -> None:
                 "Choose another recording above.",
                 icon=":material/sensors_off:",
             )
-        for evidence, diagnosis in found[:MOST_RUNS]:
-            _recording(evidence, diagnosis)
+        for place, (evidence, diagnosis) in enumerate(found[:MOST_RUNS]):
+            _recording(evidence, diagnosis, place)
         if len(found) > MOST_RUNS:
             st.caption(f"The newest {MOST_RUNS} of {len(found)} runs of this commit are shown.")
     if beside is not None:
@@ -81,7 +74,7 @@ def _picked(filters: UrlFilters, source: Source, machines: Sequence[str]) -> tup
         )
 
 
-def _recording(evidence: Evidence, diagnosis: Diagnosis) -> None:
+def _recording(evidence: Evidence, diagnosis: Diagnosis, place: int) -> None:
     st.header(escaped(evidence.gpu or evidence.label), divider="gray")
     st.caption(escaped(evidence.label))
     for claim in diagnosis.alarms[:1]:
@@ -99,8 +92,7 @@ def _recording(evidence: Evidence, diagnosis: Diagnosis) -> None:
     st.subheader("What is known, and how well")
     for claim in sorted(diagnosis.claims, key=lambda claim: not claim.is_alarm):
         show_claim(claim)
-    with st.expander("Cases as a table", icon=":material/table:"):
-        st.dataframe(cases_table(diagnosis.cases), hide_index=True)
+    folded_table("Cases as a table", cases_table(diagnosis.cases), key=f"incident.cases.{place}")
 
 
 def _numbers(point: EvidencePoint, case: CaseDiagnosis, power_limit_w: float | None) -> None:
@@ -151,59 +143,6 @@ def _times(evidence: Evidence, cases: pd.DataFrame, *, only_kv: bool) -> None:
     )
 
 
-def show_counters(
-    evidence: Evidence, telling: Sequence[tuple[EvidencePoint, CaseDiagnosis]]
-) -> None:
-    """Draw the counters of each case, and say once what each counter can and cannot say."""
-    tables = [
-        (case, counter_readings(point, case, evidence.power_limit_w))
-        for point, case in telling
-        if point.counters
-    ]
-    if not tables:
-        st.caption("No counter was recorded.")
-        return
-    for slot, (case, readings) in zip(st.columns(len(tables), gap="large"), tables, strict=True):
-        slot.markdown(f"**{escaped(series_name(case))}**")
-        with slot:
-            draw_whole(
-                incident_charts.counters(readings),
-                description=f"Counters of {series_name(case)} as shares of their greatest reading",
-                name=f"counters-{evidence.label}-{series_name(case)}",
-                table=readings,
-            )
-    meanings = pd.concat([readings for _, readings in tables]).drop_duplicates("counter")
-    st.caption(
-        "  \n".join(
-            f"{COUNTER_MARKS[role]} **{counter}**: {escaped(meaning)}"
-            for role, counter, meaning in zip(
-                meanings["role"], meanings["counter"], meanings["meaning"], strict=True
-            )
-        )
-    )
-
-
-def show_claim(claim: Claim) -> None:
-    """Show a claim with its status, its number and its evidence."""
-    badge, statement, value, evidence = st.columns(CLAIM_COLUMNS, vertical_alignment="top")
-    badge.badge(claim.status, color=CLAIM_BADGES[claim.status])
-    statement.markdown(escaped(claim.statement))
-    if claim.case:
-        statement.caption(escaped(claim.case))
-    value.markdown(f"**{digits(claim.value, 4)}** {escaped(claim.unit)}")
-    evidence.caption(escaped(claim.evidence))
-
-
-def list_claims(claims: Sequence[Claim], *, evidence: bool = False) -> None:
-    """List claims with their status on a line each, with their evidence where it is asked for."""
-    lines = [
-        f"- :{CLAIM_BADGES[claim.status]}-badge[{claim.status}] {escaped(claim.statement)}"
-        + (f"  \n  :gray[{escaped(claim.evidence)}]" if evidence else "")
-        for claim in claims
-    ]
-    st.markdown("\n".join(lines))
-
-
 def _beside(found: SideBySide) -> None:
     """Lay the incident beside the run that repeated it: what was measured, and what is known."""
     st.header("The incident beside its reproduction", divider="gray")
@@ -227,11 +166,12 @@ def _beside(found: SideBySide) -> None:
     for one in found.known:
         what, original, repeated = st.columns(BESIDE_COLUMNS)
         what.markdown(f"**{escaped(one.what)}**")
-        for column, status, said in (
-            (original, one.original, one.original_says),
-            (repeated, one.repeated, one.repeated_says),
+        for column, side, status, said in (
+            (original, "original", one.original, one.original_says),
+            (repeated, "repeated", one.repeated, one.repeated_says),
         ):
-            column.badge(status, color=CLAIM_BADGES[status])
+            # With its side, because a narrow window lays the columns below each other.
+            column.badge(f"{side}: {status}", color=CLAIM_BADGES[status])
             column.caption(escaped(said))
     for line in found.summary:
         st.markdown(f"- {escaped(line)}")

@@ -1,19 +1,25 @@
 """Machines: environments, what telemetry saw, which windows were doubted, and noise by week."""
 
 from collections import Counter
+from functools import partial
 from typing import Final
 
 import pandas as pd
 import streamlit as st
 
-from dashboard import machine_charts
+from dashboard import machine_charts, text_tables
 from dashboard.data import Source
 from dashboard.downloads import offer
 from dashboard.drawing import draw
+from dashboard.folded import folded
+from dashboard.freshness import local_text
+from dashboard.markdown import head, row
 from dashboard.units import display_unit
 from dashboard.url_filters import url_filters
-from dashboard.words import count_text, escaped
+from dashboard.words import count_text, escaped, unbroken
 from db.counters import DOUBTS, REASONS
+from db.numbers import MISSING
+from db.page_queries import MOST_NOISY
 
 # The counters that tell a machine's state, with what each is called.
 STRIPS: Final = {
@@ -74,6 +80,25 @@ def _environments(source: Source, name: str) -> None:
         st.caption("None was recorded: only runs with telemetry say under which one they ran.")
         return
     st.caption("Each is an epoch of the machine's histories; one that returns has its level again.")
+    text_tables.show(
+        [
+            (escaped(str(name)), *map(_day, (first, last)), f"{windows:,}")
+            for name, first, last, windows in table[
+                ["environment", "first", "last", "windows"]
+            ].itertuples(index=False)
+        ],
+        ("Environment", "First telemetry", "Last telemetry", "Windows"),
+        right=("Windows",),
+        whole=partial(_all_environments, table),
+        key="machines.environments",
+    )
+
+
+def _day(at: "pd.Timestamp") -> str:
+    return MISSING if pd.isna(at) else unbroken(local_text(at))
+
+
+def _all_environments(table: pd.DataFrame) -> None:
     zone = st.context.timezone
     dates = {
         column: st.column_config.DatetimeColumn(label, timezone=zone, format="YYYY-MM-DD HH:mm")
@@ -110,13 +135,21 @@ def _telemetry(windows: pd.DataFrame, name: str) -> None:
             machine_charts.strip(
                 kept[["at", "reading", "kind", "codes", "benchmark"]], STRIPS[counter], span
             ),
-            description=f"{STRIPS[counter]} of {name} over {len(kept)} windows",
+            description=f"{STRIPS[counter]} of {name} over {count_text(len(kept), 'window')}",
             key=f"strip-{counter}",
+            name=f"telemetry-{name}-{counter}",
         )
-    offer(f"telemetry-{name}", marked.drop(columns=["validity", "window_id"]))
     _validity(codes)
-    with st.expander("Windows as a table", icon=":material/table:"):
-        st.dataframe(marked.drop(columns=["validity", "window_id"]), hide_index=True)
+    whole = partial(_windows, marked.drop(columns=["validity", "window_id"]), name)
+    folded("Windows as a table", whole, icon=":material/table:", key="machines.windows")
+
+
+def _windows(table: pd.DataFrame, name: str) -> None:
+    at = st.column_config.DatetimeColumn(
+        "at", timezone=st.context.timezone, format="YYYY-MM-DD HH:mm:ss"
+    )
+    st.dataframe(table, hide_index=True, column_config={"at": at})
+    offer(f"telemetry-{name}", table)
 
 
 def _validity(codes: list[list[str]]) -> None:
@@ -125,26 +158,19 @@ def _validity(codes: list[list[str]]) -> None:
         st.caption("Every window is complete: none has a validity code.")
         return
     st.subheader("Validity codes")
-    st.dataframe(
-        pd.DataFrame(
-            [
-                {
-                    "code": code,
-                    "windows": count,
-                    "share_pct": 100 * count / len(codes),
-                    "what it says": CODES.get(code, "something was not recorded"),
-                }
-                for code, count in counts.most_common()
-            ]
-        ),
-        hide_index=True,
-        column_config={
-            "code": "Code",
-            "windows": "Windows",
-            "share_pct": st.column_config.NumberColumn("Share (%)", format="%.1f"),
-            "what it says": "What it says",
-        },
-    )
+    lines = [
+        row(
+            (
+                escaped(code),
+                f"{count:,}",
+                f"{count / len(codes):.1%}",
+                CODES.get(code, "something was not recorded"),
+            )
+        )
+        for code, count in counts.most_common()
+    ]
+    titles = ("Code", "Windows", "Share", "What it says")
+    st.markdown("\n".join((head(titles, right=titles[1:3]), *lines)))
 
 
 def _noise(frame: pd.DataFrame, name: str) -> None:
@@ -153,14 +179,32 @@ def _noise(frame: pd.DataFrame, name: str) -> None:
         st.caption("No result of this machine has quartiles.")
         return
     st.caption("Half the distance between the quartiles of a result; of a week the median result.")
+    if int(frame["results"].sum()) == MOST_NOISY:
+        st.caption(f"Told by the newest {MOST_NOISY:,} results alone: older ones are not counted.")
     if len(frame) > ONE_WEEK:
         draw(
             machine_charts.noise(frame),
-            description=f"Noise of {name} in {len(frame)} weeks",
+            description=f"Noise of {name} in {count_text(len(frame), 'week')}",
             name=f"noise-{name}",
         )
+    newest = frame.sort_values("week", ascending=False)
+    text_tables.show(
+        [
+            (f"{week:%Y-%m-%d}", f"{noise_pct:.3f}", f"{results:,}")
+            for week, noise_pct, results in newest[["week", "noise_pct", "results"]].itertuples(
+                index=False
+            )
+        ],
+        ("Week of", "Spread (%)", "Results"),
+        right=("Spread (%)", "Results"),
+        whole=partial(_weeks, newest.drop(columns=["machine"])),
+        key="machines.weeks",
+    )
+
+
+def _weeks(table: pd.DataFrame) -> None:
     st.dataframe(
-        frame.drop(columns=["machine"]),
+        table,
         hide_index=True,
         column_config={
             "week": st.column_config.DateColumn("Week of"),

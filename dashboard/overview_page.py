@@ -1,26 +1,25 @@
 """Overview: what got slower, since when and why; then what is stored and what is stale."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 
 import pandas as pd
 import streamlit as st
 
-from dashboard import charts
+from dashboard import charts, overview_tables
 from dashboard.data import Source
 from dashboard.drawing import draw
-from dashboard.findings import FindingGroup, group_findings, standing, verdict_line
+from dashboard.findings import FindingGroup, group_findings, replaced, standing, verdict_line
+from dashboard.folded import folded
 from dashboard.freshness import local_text
-from dashboard.selection import link_query
-from dashboard.series_view import order_note, view_of
+from dashboard.series_view import view_of
 from dashboard.units import change_text, commit_text, display_unit, p_value_text
-from dashboard.words import case_name, count_text, escaped, heads
-from db.overview_queries import NEWEST_FINDINGS
+from dashboard.words import case_name, count_text, escaped, heads, with_known_subjects
 from db.queries import Finding, Overview
 
 MOST_GROUPS = 5
 MOST_LINES = 2
-MOST_COMMITS = 10
 SPARKLINE_PX = 64
 COUNT_PX = 160
 MILLION = 1_000_000
@@ -53,12 +52,12 @@ def render(source: Source, pages: Pages) -> None:
     _findings(source, overview.findings, pages)
     left, right = st.columns([3, 2], gap="large")
     with left:
-        _machines(source)
+        overview_tables.machines(source)
         st.page_link(
             pages.machines, label="Telemetry and noise of each machine", icon=":material/dns:"
         )
     with right:
-        _commits(source)
+        overview_tables.commits(source)
     _counts(overview)
 
 
@@ -83,15 +82,14 @@ def _counts(overview: Overview) -> None:
     st.header("What is stored")
     with st.container(horizontal=True):  # as many beside each other as a window holds
         for label, count in counted:
-            shown = f"{count:,}" if count < MILLION else f"{count / MILLION:.3g} million"
+            shown = f"{count:,}" if count < MILLION else f"{count / MILLION:.3g} M"
             st.metric(label, shown, border=True, width=COUNT_PX, help=f"{count:,}")
     if overview.last_ingestion is not None:
         st.caption(f"Last ingestion: {local_text(overview.last_ingestion)}")
 
 
 def _findings(source: Source, findings: Sequence[Finding], pages: Pages) -> None:
-    latest = standing(findings)
-    groups = group_findings(latest)
+    groups = group_findings(standing(findings))
     if not groups:
         return
     st.header("Findings")
@@ -100,20 +98,23 @@ def _findings(source: Source, findings: Sequence[Finding], pages: Pages) -> None
         "first. "
         "The cause is named as far as the recorded telemetry decides it."
     )
-    if len(findings) == NEWEST_FINDINGS:
-        st.caption(f"These are the newest {NEWEST_FINDINGS}; older ones stand in their histories.")
     for group in groups[:MOST_GROUPS]:
         with st.container(border=True):
             _group(source, group, pages)
     rest = [finding for group in groups[MOST_GROUPS:] for finding in group.findings]
     if rest:
         commits = count_text(len(groups) - MOST_GROUPS, "more commit")
-        with st.expander(f"Findings at {commits}"):
-            _table(rest)
-    replaced = [finding for finding in findings if finding not in latest]
-    if replaced:
-        with st.expander(f"{count_text(len(replaced), 'earlier finding')} in the same series"):
-            _table(replaced)
+        _listed(f"Findings at {commits}", rest, "rest")
+    gone = replaced(findings)
+    if gone:
+        earlier = count_text(len(gone), "earlier finding")
+        _listed(f"{earlier} in the same series", gone, "replaced")
+
+
+def _listed(label: str, findings: Sequence[Finding], key: str) -> None:
+    """Fold findings away as a table."""
+    whole = partial(_table, findings)
+    folded(label, whole, icon=":material/table:", key=f"overview.findings.{key}")
 
 
 def _group(source: Source, group: FindingGroup, pages: Pages) -> None:
@@ -140,8 +141,7 @@ def _group(source: Source, group: FindingGroup, pages: Pages) -> None:
         _line(source, finding, pages)
     hidden = group.findings[MOST_LINES:]
     if hidden:
-        with st.expander(f"{len(hidden)} more at this commit"):
-            _table(hidden)
+        _listed(f"{len(hidden)} more at this commit", hidden, group.commit)
 
 
 def _line(source: Source, finding: Finding, pages: Pages) -> None:
@@ -160,7 +160,7 @@ def _line(source: Source, finding: Finding, pages: Pages) -> None:
     levels.markdown(f"{before} → **{after}**")
     levels.caption(f"p {p_value_text(stored['p_value'])}")
     cause.badge(finding.cause, color="blue" if finding.cause == "code" else "gray")
-    link.page_link(pages.history, label="History", query_params=link_query(asdict(finding)))
+    link.page_link(pages.history, label="History", query_params=source.history_query(finding))
     series = source.one_series(finding.series_id)
     if series is None:
         picture.caption("All its results were left out since.")
@@ -175,76 +175,19 @@ def _line(source: Source, finding: Finding, pages: Pages) -> None:
         )
 
 
-def _table(findings: Sequence[Finding]) -> None:
+def _table(found: Sequence[Finding]) -> None:
+    """Show findings as a table."""
     table = pd.DataFrame(
         {
-            "change": [change_text(finding.relative_change) for finding in findings],
-            "benchmark": [finding.benchmark for finding in findings],
-            "params": [finding.params for finding in findings],
-            "machine": [finding.machine for finding in findings],
-            "cause": [finding.cause for finding in findings],
-            "commit": [commit_text(finding.commit) for finding in findings],
-            "date": [finding.commit_date.date() for finding in findings],
-            "subject": [finding.subject or "" for finding in findings],
+            "change": [change_text(finding.relative_change) for finding in found],
+            "benchmark": [finding.benchmark for finding in found],
+            "params": [finding.params for finding in found],
+            "machine": [finding.machine for finding in found],
+            "cause": [finding.cause for finding in found],
+            "commit": [commit_text(finding.commit) for finding in found],
+            "date": [finding.commit_date.date() for finding in found],
+            "subject": [finding.subject for finding in found],
         }
     )
+    table = with_known_subjects(table)
     st.dataframe(table, hide_index=True, column_config=heads(table))
-
-
-def _machines(source: Source) -> None:
-    st.header("Machines")
-    machines = source.machines().merge(source.freshness(), on="machine", how="left")
-    number = st.column_config.NumberColumn
-    st.dataframe(
-        machines.merge(source.health(), on="machine", how="left"),
-        hide_index=True,
-        column_order=(
-            *("machine", "last_result", "noise_pct", "throttled_pct"),
-            *("series", "stale", "last_date"),
-        ),
-        column_config={
-            "machine": "Machine",
-            "last_result": st.column_config.DatetimeColumn(
-                "Last result", timezone=st.context.timezone, format="YYYY-MM-DD HH:mm"
-            ),
-            "noise_pct": number(
-                "Noise (%)",
-                format="%.2f",
-                help="Half the quartiles' distance, of its newest results",
-            ),
-            "throttled_pct": number(
-                "Throttled (%)", format="%.0f", help="Of its newest windows of telemetry"
-            ),
-            "series": st.column_config.NumberColumn("Series"),
-            "stale": st.column_config.NumberColumn(
-                "Stale", help="Series without a result on the machine's newest commit"
-            ),
-            "last_date": st.column_config.DateColumn("Newest commit"),
-        },
-    )
-    stale = int(machines["stale"].sum())
-    if stale:
-        st.caption(
-            f":material/schedule: Stale: {stale} series without a result on their machine's newest "
-            "commit."
-        )
-
-
-def _commits(source: Source) -> None:
-    st.header("Newest commits")
-    commits = source.commits()
-    st.dataframe(
-        commits.head(MOST_COMMITS).assign(
-            short=commits["commit"].map(commit_text), subject=commits["subject"].fillna("")
-        ),
-        hide_index=True,
-        column_order=("short", "commit_date", "subject"),
-        column_config={
-            "short": "Commit",
-            "commit_date": st.column_config.DateColumn("Date"),
-            "subject": st.column_config.TextColumn("Subject", width="large"),
-        },
-    )
-    for basis, count in commits["order_basis"].value_counts().items():
-        if note := order_note(str(basis)):
-            st.caption(f":material/sort: {count_text(int(count), 'commit')}: {note}")

@@ -11,10 +11,12 @@ import pandas as pd
 
 # A parameter's column, and its name in a URL, so that none collides with a column of the table.
 PARAM_PREFIX: Final = "p."
-_PARAM: Final = re.compile(r"(\w+)=(.*?)(?:, (?=\w+=)|$)")
+# The name of a parameter may be several words.
+_PARAM: Final = re.compile(r"([^=,]+)=(.*?)(?:, (?=[^=,]+=)|$)")
 # Parts of a series' identity that readers know it by, and those that matter only between twins.
 _NAMES: Final = ("benchmark", "params", "machine")
 _TWINS: Final = ("metric", "version", "variant")
+_LEAST_OF_VERSION: Final = 8  # characters
 
 
 def with_param_columns(series: pd.DataFrame) -> pd.DataFrame:
@@ -66,9 +68,11 @@ def distinct_names(series: pd.DataFrame) -> list[str]:
     """Name each series by what the others do not share, and by its benchmark if nothing is left."""
     differing = [name for name in _NAMES if len(series[name].unique()) > 1]
     shown = [*differing, *twin_columns(series)] or ["benchmark"]
+    length = _version_length(series["version"])
     return [
-        " · ".join(_part(name, str(row[name])) for name in shown if row[name])
-        for row in series[list(shown)].to_dict("records")
+        " · ".join(_part(name, str(row[name]), length) for name in shown if row[name])
+        or str(row["benchmark"])
+        for row in series.to_dict("records")
     ]
 
 
@@ -82,9 +86,26 @@ def link_query(series: Mapping[str, object]) -> dict[str, str]:
     }
 
 
-def _part(name: str, value: str) -> str:
-    # Versions are digests as a rule: their beginning tells them apart.
-    return f"version {value[:8]}" if name == "version" else value
+def own_query(series: Mapping[str, object], table: pd.DataFrame) -> dict[str, str]:
+    """Give the URL parameters that leave out the series' twins as well.
+
+    `table` holds every series: only where there are twins does the page ask what tells them apart.
+    """
+    near = table[table["benchmark"] == series["benchmark"]]
+    near = near[near["machine"] == series["machine"]]
+    return {**link_query(series), **{name: str(series[name]) for name in twin_columns(near)}}
+
+
+def _part(name: str, value: str, version_length: int) -> str:
+    return f"version {value[:version_length]}" if name == "version" else value
+
+
+def _version_length(versions: pd.Series) -> int:
+    """Say how much of a version tells it apart: they are digests as a rule."""
+    known = versions.unique()
+    longest = max((len(one) for one in known), default=0)
+    lengths = range(_LEAST_OF_VERSION, longest)
+    return next((one for one in lengths if len({v[:one] for v in known}) == len(known)), longest)
 
 
 def _natural(text: str) -> tuple[int, float, str]:

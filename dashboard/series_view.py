@@ -41,7 +41,7 @@ class ShownSeries:
     points: pd.DataFrame
     change_points: pd.DataFrame
     view: HistoryView
-    floor_basis: str | None
+    floor_basis: str | None = None
 
 
 def legend_html() -> str:
@@ -62,7 +62,9 @@ def legend_html() -> str:
 
 
 def _entry(colour: str, symbol: str, text: str) -> str:
-    mark = f'<span aria-hidden="true" style="color:{colour};font-weight:bold">{symbol}</span>'
+    # As in the drawing itself, whose colours no system replaces.
+    style = f"color:{colour};font-weight:bold;forced-color-adjust:none"
+    mark = f'<span aria-hidden="true" style="{style}">{symbol}</span>'
     return f"<span>{mark}&ensp;{text}</span>"
 
 
@@ -87,7 +89,6 @@ def view_of(
     points: pd.DataFrame,
     *,
     log_axis: bool = False,
-    floor: float | None = None,
     height_px: int = 320,
 ) -> HistoryView:
     """Describe a row of `db.queries.series` for a chart.
@@ -99,6 +100,5 @@ def view_of(
         unit=display_unit(str(series["unit"]), float(points["value"].median())),
         lower_is_better=series["direction"] == "lower",
         log_axis=log_axis,
-        floor=floor,
         height_px=height_px,
     )

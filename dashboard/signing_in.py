@@ -39,6 +39,11 @@ def greet(who: Reader | None) -> None:
     if who is not None:
         may = "" if who.may_judge else "; the role viewer reads and no more"
         st.caption(f":material/person: {escaped(who.email)}, {who.role.value}{may}")
+    elif _is_signed_in():
+        st.caption(
+            ":material/lock: Read-only: you are signed in, but your provider vouches for no "
+            "address of yours"
+        )
     elif is_configured():
         st.caption(":material/lock: Read-only until you sign in")
     else:
@@ -47,10 +52,10 @@ def greet(who: Reader | None) -> None:
             "EMAIL` serves one person on their own machine; the README says how to serve a team."
         )
     if is_configured() and LOCAL_USER not in os.environ:
-        if who is None:
-            st.button("Sign in", icon=":material/login:", on_click=st.login)
-        else:
+        if _is_signed_in():
             st.button("Sign out", icon=":material/logout:", on_click=st.logout)
+        else:
+            st.button("Sign in", icon=":material/login:", on_click=st.login)
 
 
 def is_configured() -> bool:
@@ -58,12 +63,16 @@ def is_configured() -> bool:
     return "is_logged_in" in st.user
 
 
+def _is_signed_in() -> bool:
+    return is_configured() and bool(st.user.is_logged_in)
+
+
 def _email() -> str | None:
     """Give the address that the provider has verified; an unverified one is anybody's."""
     local = os.environ.get(LOCAL_USER)
     if local:
         return local
-    if not is_configured() or not st.user.is_logged_in:
+    if not _is_signed_in():
         return None
     email = st.user.get("email")
     is_verified = st.user.get("email_verified", True) is True

@@ -22,13 +22,14 @@ _HEADERS: Final = {"Cache-Control": "public, immutable, max-age=31536000"}
 class StaticFiles:
     """Answers for the files, before anything else looks at what is asked."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, root: str = "/") -> None:
         self._app = app
+        self._root = root
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with a file where one is asked for, else let the pages answer."""
         is_asked = scope["type"] == "http" and scope["method"] == "GET"
-        path = _files().get(scope["path"]) if is_asked else None
+        path = _files().get(scope["path"].removeprefix(self._root)) if is_asked else None
         if path is None:
             await self._app(scope, receive, send)
         else:
@@ -41,7 +42,7 @@ class StaticFiles:
 def _files() -> dict[str, Path]:
     """Name the files there are: nothing else is ever read, whatever a path says."""
     paths = (path for path in _FOLDER.rglob("*") if path.is_file())
-    return {f"/static/{path.relative_to(_FOLDER).as_posix()}": path for path in paths}
+    return {f"static/{path.relative_to(_FOLDER).as_posix()}": path for path in paths}
 
 
 @cache

@@ -56,12 +56,19 @@ PAGE_ICON: Final = (
     f'<path d="M8 1v14" stroke="{GREY}" stroke-width="1" stroke-dasharray="2 1.5"/></svg>'
 )
 
-# The framework leaves a hand's breadth above the title, captions too pale to be read (3.9:1), and
-# white text on the light blue of a dark page (2.3:1).
+# The framework leaves a hand's breadth above the title, captions too pale to be read (3.9:1), white
+# text on the light blue of a dark page (2.3:1), tables of text to stick out of a narrow window, the
+# empty columns of a row to leave gaps below each other there, and what is chosen to be told by a
+# colour that a system of few colours replaces.
 PAGE_STYLE: Final = (
     ".stMainBlockContainer{padding-top:4.5rem;padding-bottom:3rem}"
     ".stMarkdown [data-testid=stCaptionContainer]{opacity:.8}"
+    "[data-testid=stMarkdownContainer]:has(>table){overflow-x:auto}"
+    "@media(max-width:640px){[data-testid=stMarkdownContainer]>table :is(td,th){white-space:nowrap}"
+    "[data-testid=stColumn]:not(:has([data-testid=stElementContainer])){display:none}}"
     f".stMultiSelect :has(>span[title]){{background-color:{DEEP_BLUE}!important}}"
+    "@media(forced-colors:active){[role=radio][aria-checked=true]"
+    "{outline:3px solid Highlight;outline-offset:-3px}}"
 )
 
 # Where the pages are; the first one is the server's own address.

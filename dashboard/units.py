@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from db.numbers import MISSING, digits
+from db.numbers import MISSING, digits, with_sign
 
 _SCALES: Final[dict[str, tuple[tuple[float, str], ...]]] = {
     "seconds": ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")),
@@ -50,7 +50,7 @@ def change_text(relative_change: float | None) -> str:
     if relative_change >= 2:
         return f"{digits(1 + relative_change, 3)}\N{MULTIPLICATION SIGN}"
     # What rounds to nothing has no minus.
-    return f"{round(100 * relative_change, 1) or 0.0:+.1f} %".replace("-", "\N{MINUS SIGN}")
+    return with_sign(f"{round(100 * relative_change, 1) or 0.0:+.1f} %")
 
 
 def p_value_text(p_value: float | None) -> str:

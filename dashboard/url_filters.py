@@ -5,10 +5,13 @@ The URL is not trusted: a value the page does not offer is left out and told to 
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 import streamlit as st
 
-from dashboard.words import escaped
+from dashboard.words import count_text, escaped
+
+_MOST_TOLD: Final = 3  # of what a link asks in vain, word by word
 
 
 @contextmanager
@@ -34,13 +37,19 @@ class UrlFilters:
         self._shown: dict[str, list[str]] = {}
         self._known: set[str] = set()
         self._unknown: list[str] = []
-        # A link or the back button brought another URL than the widgets wrote: it wins.
-        self._url, self._seen = st.session_state.get(self._written_key, (None, None))
-        self._is_fresh = self._asked != self._url
+        self._url, self._seen, left = st.session_state.get(self._written_key, (None, None, {}))
+        # A link or the back button brought another URL than the widgets wrote: it wins. Not so if a
+        # widget was used: the browser had not yet heard of the URL that the use before it wrote.
+        self._is_fresh = self._asked != self._url and not self._is_used(left)
         # What a first link would ask for; the URL itself keeps what it says until it is written.
         self._wanted = self._asked or {name: [value] for name, value in start.items()}
         if self._is_fresh:
             self._forget_widgets()
+
+    def held(self, name: str) -> str | None:
+        """Give the one value that the URL or the reader named last, offered or not."""
+        kept = st.session_state.get(self._key(name))
+        return next(iter(self._wanted.get(name, [])), None) if kept is None else str(kept)
 
     def many(
         self, label: str, name: str, options: Sequence[str], *, default: Sequence[str] = ()
@@ -78,8 +87,13 @@ class UrlFilters:
         """Put what the widgets show into the URL and tell what the URL asked in vain."""
         unknown = set(self._asked) - self._known if self._is_fresh else set()
         self._unknown += [f"{name} is no filter of this page" for name in sorted(unknown)]
-        for message in self._unknown:
+        for message in self._unknown[:_MOST_TOLD]:
             st.warning(f"From the link: {escaped(message)}.", icon=":material/link_off:")
+        if (more := len(self._unknown) - _MOST_TOLD) > 0:
+            st.warning(
+                f"From the link: {count_text(more, 'more value')} that this page does not know.",
+                icon=":material/link_off:",
+            )
         shown = {name: values for name, values in self._shown.items() if values}
         url = self._asked
         # A link that says a default stays as it is: written anew, it would be an entry of the
@@ -90,16 +104,27 @@ class UrlFilters:
             url = shown
         if url != self._asked:
             st.query_params.from_dict(url)
-        st.session_state[self._written_key] = url, shown
+        st.session_state[self._written_key] = url, shown, self._widgets()
 
     @property
     def _written_key(self) -> str:
         return f"{self._page}.url"
 
+    def _key(self, name: str) -> str:
+        return f"{self._page}.filter.{name}"
+
+    def _widgets(self) -> dict[str, object]:
+        """Give what each widget holds, by its key."""
+        keys = [str(key) for key in st.session_state]
+        return {key: st.session_state[key] for key in keys if key.startswith(self._key(""))}
+
+    def _is_used(self, left: Mapping[str, object]) -> bool:
+        """Whether a reader changed a widget since the run before left it."""
+        return any(value != left.get(key, value) for key, value in self._widgets().items())
+
     def _forget_widgets(self) -> None:
-        for key in [str(key) for key in st.session_state]:
-            if key.startswith(f"{self._page}.filter."):
-                del st.session_state[key]
+        for key in self._widgets():
+            del st.session_state[key]
 
     def _seed(self, name: str, options: Sequence[str], default: Sequence[str]) -> str:
         """Give a widget its state before it is made: what it had, what the URL asks, the default.
@@ -107,7 +132,7 @@ class UrlFilters:
         What other filters have since made impossible is left out.
         """
         self._known.add(name)
-        key = f"{self._page}.filter.{name}"
+        key = self._key(name)
         kept = st.session_state.get(key)
         if kept is None:
             kept = self._offered(name, options)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from dashboard.units import change_text
 from db.compare import SEVERITY, Verdict
+from db.numbers import count_text
 
 if TYPE_CHECKING:
     from db.compare import CaseComparison, Comparison
@@ -38,17 +39,16 @@ def headline(comparison: Comparison, word: str | None = None) -> str:
         for verdict in SEVERITY
         if (count := comparison.counts.get(verdict, 0))
     ]
-    total = len(comparison.cases)
-    cases = "1 case" if total == 1 else f"{total} cases"
+    cases = count_text(len(comparison.cases), "case")
     return f"{word}: {', '.join(counts)} of {cases}" if counts else f"{word}: no cases"
 
 
 def counted(verdict: Verdict, count: int, more: str = "") -> str:
     """Return a number of cases with their verdict, such as `2 further regressions`."""
     if verdict in _COUNTED:
-        return f"{count} {more}{_COUNTED[verdict]}"
+        return f"{count:,} {more}{_COUNTED[verdict]}"
     word = verdict.value if count == 1 else _PLURALS.get(verdict, verdict.value)
-    return f"{count} {more}{word}"
+    return f"{count:,} {more}{word}"
 
 
 def why(case: CaseComparison) -> str:
@@ -69,7 +69,7 @@ def is_screened(comparison: Comparison) -> bool:
 
 def told(moved: MovedCases) -> str:
     """Return in a line what moved together and what it likely belongs to."""
-    cases = "1 case" if len(moved.cases) == 1 else f"{len(moved.cases)} cases"
+    cases = count_text(len(moved.cases), "case")
     return (
         f"{moved.verdict}: {cases} on {moved.machine} moved together by about "
         f"{change_text(moved.relative_change)}, likely cause {moved.cause}"

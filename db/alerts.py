@@ -154,7 +154,8 @@ def _points_by_series(session: Session) -> dict[int, list[AnyRow]]:
     found: dict[int, list[AnyRow]] = defaultdict(list)
     for row in session.execute(query):
         found[row.ChangePoint.series_id].append(row)
-    return {series_id: in_order(rows) for series_id, rows in found.items()}
+    # Sorted, so that alerts have the same numbers on every kind of database.
+    return {series_id: in_order(found[series_id]) for series_id in sorted(found)}
 
 
 def in_order(rows: Sequence[AnyRow]) -> list[AnyRow]:

@@ -3,10 +3,12 @@
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -28,7 +30,7 @@ from db.models import (
     Variant,
     Window,
 )
-from db.partition import Logs, median
+from db.partition import Logs
 from db.session import chunks
 
 # A series' noise is learned from the results nearest before a commit, at most this many commits.
@@ -75,20 +77,26 @@ def both_results(
 def _results(
     session: Session, commits: Sequence[str], machine: str | None, *, include_dirty: bool
 ) -> list[list[CaseResult]]:
-    """Read the results of commits whose neighbours, by which noise is told, are read once."""
+    """Read the results of commits whose neighbours, by which noise is told, are read once.
+
+    The noise of a series that only one of two sides has would judge nothing and is not read.
+    """
     stored = [_stored(session, commit) for commit in commits]
     near = [_near(session, commit) for commit in stored]
-    values = _values(session, sorted({one for ids in near for one in ids}))
+    newest = [
+        {row.series_id: row for row in session.execute(query)}
+        for query in (_case_rows(commit, machine, include_dirty=include_dirty) for commit in stored)
+    ]
+    shared = sorted(set.intersection(*map(set, newest)))
+    values = _values(session, sorted({one for ids in near for one in ids}), shared)
     sides = []
-    for commit, ids in zip(stored, near, strict=True):
-        query = _case_rows(commit, machine, include_dirty=include_dirty)
-        newest = {row.series_id: row for row in session.execute(query)}
-        rows = list(newest.values())
+    for by_series, ids in zip(newest, near, strict=True):
+        rows = list(by_series.values())
         results = [row.id for row in rows]
         told = _Told(
             samples=_samples(session, results),
             processes=_process_medians(session, results),
-            noise=_noise(values, ids, list(newest)),
+            noise=_noise(values, ids),
             environments=environment_labels(session, {row.environment for row in rows}),
         )
         sides.append([_case(row, told) for row in rows])
@@ -210,22 +218,31 @@ def _near(session: Session, commit: Commit) -> list[int]:
     return [commit_id for commit_id, _ in session.execute(newest)]
 
 
-def _values(session: Session, commit_ids: Sequence[int]) -> Logs:
+def _values(session: Session, commit_ids: Sequence[int], series_ids: Sequence[int]) -> Logs:
     """Read what counts of these commits: series, commit, start, result and value in columns."""
-    query = select(
-        Result.series_id, Result.commit_id, Result.started_at_ms, Result.id, Result.value
-    ).where(Result.commit_id.in_(commit_ids), counts(), Result.status == Status.OK)
-    rows = session.connection().execute(query).all()
-    table = np.array([tuple(row) for row in rows], dtype=np.float64).reshape(-1, 5)
+    rows: list[Sequence[Any]] = []
+    for chunk in chunks(series_ids):
+        query = select(
+            Result.series_id, Result.commit_id, Result.started_at_ms, Result.id, Result.value
+        ).where(
+            Result.commit_id.in_(commit_ids),
+            Result.series_id.in_(chunk),
+            counts(),
+            Result.status == Status.OK,
+        )
+        with closing(session.connection().execute(query)) as found:
+            # The driver's own rows: tens of thousands of SQLAlchemy's take longer than reading.
+            rows += found.cursor.fetchall()
+    table = np.array(rows, dtype=np.float64).reshape(-1, 5)
     return np.nan_to_num(table)
 
 
-def _noise(values: Logs, commit_ids: Sequence[int], series_ids: Sequence[int]) -> dict[int, float]:
+def _noise(values: Logs, commit_ids: Sequence[int]) -> dict[int, float]:
     """Learn from neighbouring commits how far a series strays without cause.
 
     Successive relative differences do not see levels, and their median does not see steps.
     """
-    is_near = np.isin(values[:, 1], commit_ids) & np.isin(values[:, 0], series_ids)
+    is_near = np.isin(values[:, 1], commit_ids)
     table = values[is_near & (values[:, -1] != 0)]
     if not len(table):
         return {}
@@ -234,14 +251,22 @@ def _noise(values: Logs, commit_ids: Sequence[int], series_ids: Sequence[int]) -
     places[list(commit_ids)] = range(len(commit_ids), 0, -1)
     table[:, 1] = places[table[:, 1].astype(np.int64)]
     table = table[np.lexsort(table.T[3::-1])]
-    edges = np.flatnonzero(np.diff(table[:, 0])) + 1
-    return {
-        int(found[0, 0]): _difference_sigma(found[:, -1])
-        for found in np.split(table, edges)
-        if len(found) >= NOISE_LEAST_RESULTS
-    }
+    series, found = table[:, 0].astype(np.int64), table[:, -1]
+    is_next = np.diff(series) == 0
+    differences = (np.abs(np.diff(found)) / np.abs(found[:-1]))[is_next]
+    return _sigmas(series[1:][is_next], differences)
 
 
-def _difference_sigma(values: Logs) -> float:
-    differences = np.abs(np.diff(values)) / np.abs(values[:-1])
-    return float(MAD_TO_SIGMA * median(differences) / np.sqrt(2))
+def _sigmas(series: NDArray[np.int64], differences: Logs) -> dict[int, float]:
+    """Give the deviation of a result by the differences of neighbours, where there are enough.
+
+    `series` are sorted; the medians of all of them are found in one pass.
+    """
+    known, sizes = np.unique(series, return_counts=True)
+    ordered = differences[np.lexsort((differences, series))]
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    middles = (ordered[starts + (sizes - 1) // 2] + ordered[starts + sizes // 2]) / 2
+    sigmas = MAD_TO_SIGMA * middles / np.sqrt(2)
+    enough = sizes >= NOISE_LEAST_RESULTS - 1
+    return dict(zip(known[enough].tolist(), sigmas[enough].tolist(), strict=True))

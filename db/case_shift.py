@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from db import two_samples
+from db.numbers import count_text
 from db.two_samples import Shift
 
 if TYPE_CHECKING:
@@ -49,11 +50,9 @@ def missing_history(base: CaseResult, head: CaseResult, policy: Policy) -> str |
         by_process = result.num_processes is not None
         least = policy.min_processes if by_process else policy.min_samples
         if len(result.samples) < least:
-            what = "processes" if by_process else "samples"
-            return (
-                f"the {side} has {len(result.samples)} {what} of the {least} needed "
-                "and no noise floor is known"
-            )
+            noun, plural = ("process", "processes") if by_process else ("sample", "samples")
+            held = count_text(len(result.samples), noun, plural)
+            return f"the {side} has {held} of the {least} needed and no noise floor is known"
     return None
 
 

@@ -14,7 +14,7 @@ from db.change_points import RESTLESS
 from db.evidence import Claim, Status
 from db.explained import CLOCK_EXPLAINS, CLOCK_MOVE
 from db.line_change import line_claims
-from db.numbers import digits
+from db.numbers import count_text, digits, with_sign
 from db.scaling import sweeps
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ def _clock(name: str, pairs: Sequence[Pair]) -> Claim | None:
     was, now = (statistics.median(side) for side in list(zip(*both, strict=True))[:2])
     moved = statistics.median(math.log(new / old) for old, new, _ in both)
     change = statistics.median(log for _, _, log in both)
+    change_pct = with_sign(f"{100.0 * math.expm1(change):+.1f}")
     has_moved = abs(moved) >= CLOCK_MOVE
     left = abs(change + moved)
     explains = has_moved and left <= (1.0 - CLOCK_EXPLAINS) * abs(change)
@@ -141,7 +142,7 @@ def _clock(name: str, pairs: Sequence[Pair]) -> Claim | None:
         statement=said,
         value=100.0 * math.expm1(moved),
         unit="% of the clock",
-        evidence=f"the time {100.0 * math.expm1(change):+.1f} %, median of {len(both)} cases",
+        evidence=f"the time {change_pct} %, median of {count_text(len(both), 'case')}",
         status=Status.CONSISTENT if explains else Status.SUPPORTED,
         is_alarm=explains,
     )
@@ -164,7 +165,7 @@ def _noise(pairs: Sequence[Pair]) -> Claim | None:
         statement=f"it became restless: {told}" if is_noise else f"it is no more restless: {told}",
         value=100.0 * now,
         unit="% between the quartiles",
-        evidence=f"samples of {len(spreads)} cases",
+        evidence=f"samples of {count_text(len(spreads), 'case')}",
         status=Status.CONSISTENT if is_noise else Status.SUPPORTED,
         is_alarm=is_noise,
     )
@@ -221,7 +222,7 @@ def _work(pairs: Sequence[Pair]) -> Claim | None:
                 statement=f"the {what} changed: {digits(old, 4)} → {digits(new, 4)}",
                 value=new / old,
                 unit="times before",
-                evidence=f"in {len(other)} of {len(pairs)} cases",
+                evidence=f"in {len(other):,} of {count_text(len(pairs), 'case')}",
                 status=Status.CONSISTENT,
                 is_alarm=True,
             )

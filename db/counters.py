@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from db.evidence import Claim, Status
 from db.floors import MOSTLY_RESIDENT_PCT, STARVED_SHARE, is_starved
-from db.numbers import digits
+from db.numbers import count_text, digits
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -192,7 +192,7 @@ def _what_else_was_seen(point: EvidencePoint, case: CaseDiagnosis, evidence: Evi
     if "gpm_dram_bandwidth_pct" in counters:
         seen.append(f"GPM DRAM bandwidth {counters['gpm_dram_bandwidth_pct']:.3g} %")
     if point.programs is not None and point.num_sms is not None:
-        seen.append(f"{point.programs} programs on {point.num_sms} SMs")
+        seen.append(f"{count_text(point.programs, 'program')} on {count_text(point.num_sms, 'SM')}")
     if "power_w" in counters:
         limit = "" if evidence.power_limit_w is None else f" of {evidence.power_limit_w:.4g} W"
         seen.append(f"power {counters['power_w']:.4g} W{limit}")

@@ -24,7 +24,7 @@ from db.evidence import (
 from db.floors import KV_ALONE, bandwidth_pct, compute_pct, diagnose_case
 from db.ladder import is_rung, ladder_readings
 from db.ladder_claims import ladder_claims
-from db.numbers import digits
+from db.numbers import count_text, digits
 from db.page_size import page_size_claim
 from db.peers import is_peer
 from db.scaling import context_findings
@@ -86,7 +86,9 @@ def _agreeing_once(claims: Sequence[Claim], points: Sequence[EvidencePoint]) -> 
         return list(claims)
     counters = {point.name: len(point.counters) for point in points}
     kept = max(agreeing, key=lambda claim: counters.get(claim.case or "", 0))
-    told = replace(kept, evidence=f"{kept.evidence}; {len(agreeing)} of {len(points)} cases agree")
+    verb = "agrees" if len(points) == 1 else "agree"
+    tally = f"{len(agreeing):,} of {count_text(len(points), 'case')} {verb}"
+    told = replace(kept, evidence=f"{kept.evidence}; {tally}")
     return [
         told if claim is kept else claim
         for claim in claims
@@ -135,6 +137,7 @@ def _partial_floor(cases: Sequence[CaseDiagnosis], evidence: Evidence) -> Claim 
     if not partial:
         return None
     worst = max(case.kv_floor_ratio or 0.0 for case in partial)
+    of, verb = count_text(len(cases), "case"), "records" if len(cases) == 1 else "record"
     return Claim(
         name="floor_is_partial",
         statement=(
@@ -144,7 +147,7 @@ def _partial_floor(cases: Sequence[CaseDiagnosis], evidence: Evidence) -> Claim 
         ),
         value=worst,
         unit="times the floor, at most",
-        evidence=f"{len(partial)} of {len(cases)} cases record no bytes but their KV",
+        evidence=f"{len(partial):,} of {of} {verb} no bytes but their KV",
         status=Status.UNTESTED,
     )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from db.case_groups import grouped
 from db.diagnose import diagnose
-from db.numbers import MISSING, digits
+from db.numbers import MISSING, count_text, digits
 from db.page_size import PAGE_NAME
 from db.scaling import CONTEXT_NAMES
 
@@ -159,4 +159,4 @@ def _programs(side: Side) -> str:
     if programs is None or not sms:
         return MISSING
     few = "" if programs >= sms else f": at most {digits(100 * programs / sms, 2)} % of them"
-    return f"{programs} on {sms} SMs{few}"
+    return f"{programs} on {count_text(sms, 'SM')}{few}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from db.evidence import Claim, Outcome, Place, Status
 from db.ladder import FACTORS, FAST_END, MARGIN, SLOW_END, ladders
-from db.numbers import digits
+from db.numbers import count_text, digits
 from db.ratios import with_interval
 
 if TYPE_CHECKING:
@@ -173,9 +173,9 @@ def _listed(words: Sequence[str]) -> str:
 def _programs(before: EvidencePoint | None, after: EvidencePoint) -> str:
     if after.programs is None or (before is not None and before.programs == after.programs):
         return ""
-    is_first = before is None and after.num_sms is not None
-    of = f" on {after.num_sms} SMs" if is_first else ""
-    return f" ({after.programs} programs{of})"
+    told = None if before is not None else after.num_sms
+    of = "" if told is None else f" on {count_text(told, 'SM')}"
+    return f" ({count_text(after.programs, 'program')}{of})"
 
 
 def _span(ladder: Ladder) -> float | None:

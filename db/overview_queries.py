@@ -1,4 +1,4 @@
-"""What is stored as a whole: counts, machines, commits and the newest findings."""
+"""What is stored as a whole: counts, machines, commits and all findings."""
 
 import datetime as dt
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import pandas as pd
 from sqlalchemy import ColumnElement, exists, func, or_, select
 from sqlalchemy.orm import Session
 
-from db.columns import AlertState
+from db.columns import AlertState, Direction
 from db.frames import frame_of, with_names
 from db.models import (
     Alert,
@@ -21,8 +21,6 @@ from db.models import (
     Run,
     Series,
 )
-
-NEWEST_FINDINGS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +41,12 @@ class Finding:
     is_regression: bool
     cause: str
     alert_state: str | None
+    position: int | None  # of the commit among those of its source; None: only its date is known
 
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """How much is stored, and what was found last."""
+    """How much is stored, and all that was found, the newest first."""
 
     runs: int
     commits: int
@@ -114,7 +113,7 @@ def commits(session: Session, machine: str | None = None) -> pd.DataFrame:
 
 
 def overview(session: Session) -> Overview:
-    """Count what is stored and list the newest findings."""
+    """Count what is stored and list what was found."""
 
     def count(table: type[Run | Commit | Machine | Series | Result]) -> int:
         return session.scalar(select(func.count()).select_from(table)) or 0
@@ -138,40 +137,31 @@ def still_found() -> ColumnElement[bool]:
 
 
 def _findings(session: Session) -> tuple[Finding, ...]:
-    order = (Commit.committed_at.desc(), ChangePoint.id)
-    # Chosen first: a database would else look for change points of every series at every commit.
-    newest = (
-        select(ChangePoint.id)
-        .join(Commit, Commit.id == ChangePoint.commit_id)
-        .outerjoin(Alert, Alert.change_point_id == ChangePoint.id)
-        .where(still_found())
-        .order_by(*order)
-        .limit(NEWEST_FINDINGS)
-    )
     rows = session.execute(
-        with_names(select(ChangePoint, Series, Benchmark, Metric, Machine, Commit, Alert.state))
+        with_names(
+            select(
+                Series.id,
+                Benchmark.name,
+                Series.params,
+                Machine.name,
+                Commit.sha,
+                Commit.committed_at,
+                Commit.subject,
+                ChangePoint.before,
+                ChangePoint.after,
+                Metric.unit,
+                ChangePoint.relative_change,
+                (ChangePoint.after > ChangePoint.before) == (Metric.direction == Direction.LOWER),
+                ChangePoint.cause,
+                Alert.state,
+                Commit.position,
+            )
+        )
         .join(ChangePoint, ChangePoint.series_id == Series.id)
         .join(Commit, Commit.id == ChangePoint.commit_id)
         .outerjoin(Alert, Alert.change_point_id == ChangePoint.id)
-        .where(ChangePoint.id.in_(newest))
-        .order_by(*order)
+        # So that a database begins there: it would else look at every commit for every series.
+        .where(ChangePoint.id.in_(select(ChangePoint.id)), still_found())
+        .order_by(Commit.committed_at.desc(), ChangePoint.id)
     ).all()
-    return tuple(
-        Finding(
-            series_id=line.id,
-            benchmark=benchmark.name,
-            params=line.params,
-            machine=machine.name,
-            commit=commit.sha,
-            commit_date=commit.committed_at,
-            subject=commit.subject,
-            before=point.before,
-            after=point.after,
-            unit=metric.unit,
-            relative_change=point.relative_change,
-            is_regression=(point.after > point.before) == (metric.direction == "lower"),
-            cause=point.cause,
-            alert_state=None if state is None else str(state),
-        )
-        for point, line, benchmark, metric, machine, commit, state in rows
-    )
+    return tuple(Finding(*row) for row in rows)

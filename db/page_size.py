@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from db.case_groups import grouped
 from db.evidence import Claim, Outcome, Status
 from db.ladder import page_size_readings
-from db.numbers import digits
+from db.numbers import count_text, digits
 from db.ratios import judged, ratio_of, with_interval
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _tested(found: Sequence[_Comparison]) -> Claim:
     beyond = [one for one in found if one.ratio.outcome is Outcome.MATTERS]
     told = max(beyond or found, key=_distance)
     worth = f"{with_interval(told.ratio)} times, {told.sizes}"
-    total = f"{len(found)} comparison{'s' if len(found) > 1 else ''}"
+    total = count_text(len(found), "comparison")
     tally = f"{matters} of {total} beyond {PAGE_SIZE_MATTERS} times, {nothing} within"
     if matters:
         statement, status = f"page_size matters: it is worth {worth}", Status.SUPPORTED
@@ -87,7 +87,7 @@ def _untested(points: Sequence[EvidencePoint]) -> Claim:
         statement=f"page_size as the cause: untested here, {how}",
         value=float(len(sizes)),
         unit="page sizes measured",
-        evidence=f"{measured} recorded over {len(points)} cases",
+        evidence=f"{measured} recorded over {count_text(len(points), 'case')}",
         status=Status.UNTESTED,
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
-from sqlalchemy import Select, exists, func, or_, select
+from sqlalchemy import Select, exists, or_, select
 from sqlalchemy.orm import Session
 
 from db.case_queries import both_results, case_results
@@ -91,8 +91,13 @@ HISTORY_COLUMNS = (
 
 
 def data_version(session: Session) -> str:
-    """Name the state of the data; it changes with every write that changes a page."""
-    return str(session.scalar(select(func.max(Revision.id))) or 0)
+    """Name the state of the data; it changes with every write that changes a page.
+
+    Its instant tells it from a state of another database that was put in this one's place.
+    """
+    query = select(Revision.id, Revision.created_at).order_by(Revision.id.desc()).limit(1)
+    newest = session.execute(query).first()
+    return "0" if newest is None else f"{newest.id} of {newest.created_at.isoformat()}"
 
 
 def resolve_commit(session: Session, text: str) -> str:

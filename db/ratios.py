@@ -17,7 +17,7 @@ from scipy.special import bdtr
 
 from db.cases import Policy
 from db.evidence import Outcome, Ratio
-from db.numbers import digits
+from db.numbers import count_text, digits
 from db.two_samples import MIN_P_VALUE, Shift, by_samples, false_discovery_rates
 
 if TYPE_CHECKING:
@@ -108,7 +108,8 @@ def _sides(slow: EvidencePoint, fast: EvidencePoint) -> _Sides | str:
         return _rounds(slow, fast)
     least = min(len(side) for side in processes)
     if least < POLICY.min_processes:
-        return f"{least} processes a side of the {POLICY.min_processes} needed"
+        sides = count_text(least, "process", "processes")
+        return f"{sides} a side of the {POLICY.min_processes} needed"
     slow_s, fast_s = (np.asarray([statistics.median(one) for one in side]) for side in processes)
     ground = f"medians of {len(slow_s)} and {len(fast_s)} processes"
     return _Sides(np.log(slow_s), np.log(fast_s), in_turns=False, ground=ground)
@@ -121,7 +122,7 @@ def _rounds(slow: EvidencePoint, fast: EvidencePoint) -> _Sides | str:
         return f"rounds that do not match: {lengths[0]} and {lengths[1]}"
     num_rounds = sum(lengths[0])
     if num_rounds < MIN_ROUNDS:
-        return f"{num_rounds} rounds of the {MIN_ROUNDS} needed"
+        return f"{count_text(num_rounds, 'round')} of the {MIN_ROUNDS} needed"
     slow_s, fast_s = (np.concatenate([np.asarray(one) for one in side]) for side in processes)
     ground = f"{num_rounds} rounds of one process"
     return _Sides(np.log(slow_s), np.log(fast_s), in_turns=True, ground=ground)

@@ -2,20 +2,16 @@
 
 SQLite is put into WAL mode with foreign keys on, and begins its transactions itself, so that a
 writer takes the write lock at once instead of failing half-way. PostgreSQL is reached through
-psycopg 3. Alembic is configured here in code; there is no alembic.ini.
+psycopg 3.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from alembic import command
 from alembic.autogenerate import compare_metadata
-from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import (
     URL,
     Connection,
@@ -26,12 +22,12 @@ from sqlalchemy import (
     make_url,
     text,
 )
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.exc import ArgumentError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from db import schema_revisions as schema
 from db.errors import (
     BusyError,
-    DamagedDatabaseError,
     DatabaseUrlError,
     DbError,
     MissingDatabaseError,
@@ -116,11 +112,19 @@ def opened(url: str, *, must_exist: bool) -> Iterator[Engine]:
 
 
 def upgrade(url: str, revision: str = "head") -> None:
-    """Create the tables or bring them to a revision, the newest unless told otherwise."""
+    """Create the tables or bring them to a revision, the newest unless told otherwise.
+
+    Raises
+    ------
+    SchemaError
+        A newer version of this program made them.
+    """
     engine = _connectable(url, must_exist=False)
     try:
-        _revisions(engine)
-        _migrate(engine, revision)
+        current = schema.revision_of(engine)
+        if current is not None and current not in schema.known():
+            raise schema.other_revision(current, engine.url)
+        schema.migrate(engine, revision)
     finally:
         engine.dispose()
 
@@ -129,7 +133,7 @@ def downgrade(url: str, revision: str) -> None:
     """Take the tables back to a revision; `base` leaves none."""
     engine = _connectable(url, must_exist=True)
     try:
-        _migrate(engine, revision, down=True)
+        schema.migrate(engine, revision, down=True)
     finally:
         engine.dispose()
 
@@ -204,7 +208,8 @@ def _connectable(url: str, *, must_exist: bool) -> Engine:
             _require_file(file)
         if not file.parent.is_dir():
             raise MissingDatabaseError(f"database: expected a folder {file.parent}, found none")
-    engine = create_engine(parsed)
+    # A server may have been started anew since; a file's connections do not outlive it.
+    engine = create_engine(parsed, pool_pre_ping=parsed.get_backend_name() != "sqlite")
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _on_sqlite_connect)
         event.listen(engine, "begin", _on_sqlite_begin)
@@ -239,81 +244,22 @@ def _parse(url: str) -> URL:
 
 def _bring_to_head(engine: Engine, *, create: bool) -> None:
     """Refuse tables of another revision; make them where there are none and `create` says so."""
-    current, head = _revisions(engine)
+    current = schema.revision_of(engine)
     if current is None and not create:
         raise MissingDatabaseError(
-            f"database: expected tables at {_shown(engine.url)}, found none "
+            f"database: expected tables at {schema.shown(engine.url)}, found none "
             "(ddtree-bench db upgrade makes them)"
         )
     if current is None:
-        _migrate(engine, "head")
-    elif current != head:
-        raise SchemaError(
-            f"schema: expected revision {head}, got {current} at {_shown(engine.url)} "
-            "(ddtree-bench db upgrade brings it up to date)"
-        )
-
-
-def _shown(url: URL) -> str:
-    return url.render_as_string(hide_password=True)
-
-
-def _revisions(engine: Engine) -> tuple[str | None, str | None]:
-    """Read the revision of the tables and the newest one there is."""
-    try:
-        with engine.connect() as connection:
-            return MigrationContext.configure(connection).get_current_revision(), _head()
-    except DBAPIError as error:
-        reason = str(error.orig).strip().splitlines()[0]
-        if "not a database" in reason:
-            raise SchemaError(
-                f"database: expected a SQLite file at {_shown(engine.url)}, got another kind"
-            ) from None
-        if "malformed" in reason:
-            raise DamagedDatabaseError(
-                f"database: expected a whole SQLite file at {_shown(engine.url)}, got a damaged "
-                f"one ({reason}); a backup or the result files bring it back"
-            ) from None
-        raise MissingDatabaseError(
-            f"database: expected one at {_shown(engine.url)}, none answers ({reason})"
-        ) from None
-
-
-@cache
-def _head() -> str | None:
-    return ScriptDirectory.from_config(_config()).get_current_head()
-
-
-def _config() -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    config.set_main_option("path_separator", "os")
-    return config
-
-
-def _migrate(engine: Engine, revision: str, *, down: bool = False) -> None:
-    """Run the migrations in one transaction on a connection handed to them."""
-    config = _config()
-    with engine.connect() as connection:
-        # Copying a table in batch mode drops the old one, which must not cascade.
-        _set_foreign_keys(connection, "OFF")
-        config.attributes["connection"] = connection
-        (command.downgrade if down else command.upgrade)(config, revision)
-        connection.commit()
-        _set_foreign_keys(connection, "ON")
+        schema.migrate(engine, "head")
+    elif current != schema.newest():
+        raise schema.other_revision(current, engine.url)
 
 
 def _set_busy_timeout(connection: Connection, milliseconds: int) -> None:
     driver = connection.connection.driver_connection
     if driver is not None:
         driver.execute(f"PRAGMA busy_timeout = {milliseconds}").close()
-
-
-def _set_foreign_keys(connection: Connection, state: str) -> None:
-    """Switch SQLite's foreign keys outside of a transaction, where alone it has an effect."""
-    driver = connection.connection.driver_connection
-    if connection.dialect.name == "sqlite" and driver is not None:
-        driver.execute(f"PRAGMA foreign_keys = {state}").close()
 
 
 def _on_sqlite_connect(connection: object, record: ConnectionPoolEntry) -> None:

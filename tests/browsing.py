@@ -88,11 +88,15 @@ class Tab:
             self.troubles.append(message.text)
 
     def _asked(self, request):
-        if urlsplit(request.url).hostname not in {"127.0.0.1", None}:
+        if not _is_here(urlsplit(request.url).hostname):
             self.troubles.append(request.url)
 
     def _received(self, payload):
         self.runs += has_ended(payload)
+
+
+def _is_here(host):
+    return host is None or host == "127.0.0.1" or host.endswith(".localhost")
 
 
 def has_ended(payload):
@@ -111,12 +115,20 @@ def served(database, log, *flags):
         *(f"--server.port={port}", "--server.headless=true", "--server.fileWatcherType=none"),
         *("--server.address=127.0.0.1", *SERVER_FLAGS, *flags),
     ]
+    address = f"http://127.0.0.1:{port}"
     environment = {**os.environ, "DDTREE_BENCH_DB": database}
+    with running(command, f"{address}/_stcore/health", log, ROOT, environment) as pid:
+        yield Site(address, pid)
+
+
+@contextmanager
+def running(command, health, log, cwd, environment):
+    """Run a server until it is needed no more, from when it says that it is well."""
     with log.open("wb") as output:
-        server = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
+        server = subprocess.Popen(command, cwd=cwd, env=environment, stdout=output, stderr=output)
     try:
-        _wait_until_healthy(server, port, log)
-        yield Site(f"http://127.0.0.1:{port}", server.pid)
+        _wait_until_healthy(server, health, log)
+        yield server.pid
     finally:
         server.terminate()
         server.wait(timeout=30)
@@ -141,12 +153,12 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def _wait_until_healthy(server, port, log):
+def _wait_until_healthy(server, health, log):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         assert server.poll() is None, log.read_text()
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=2):
+            with urllib.request.urlopen(health, timeout=2):
                 return
         except OSError:
             time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""The option `--exhaustive`, and databases: each a fresh copy with all tables.
+"""The option `--exhaustive`, the pages' demo, and databases: each a fresh copy with all tables.
 
 They are on SQLite and, where installed, PostgreSQL.
 """
@@ -48,6 +48,18 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(scope="session")
 def is_exhaustive(request):
     return request.config.getoption("--exhaustive")
+
+
+@pytest.fixture(scope="session")
+def demo_site(tmp_path_factory):
+    """The address of the demo's pages, for all tests of a browser that write nothing."""
+    from tests import browsing, pages_database  # noqa: PLC0415 - no other test needs a browser
+
+    folder = tmp_path_factory.mktemp("site")
+    url = f"sqlite:///{folder}/demo.db"
+    pages_database.build(url)
+    with browsing.served(url, folder / "server.log") as server:
+        yield server.address
 
 
 @pytest.fixture(scope="session")

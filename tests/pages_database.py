@@ -9,8 +9,11 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from db.alerts import update_alerts
+from db.columns import Role
 from db.models import (
     Benchmark,
     Ceiling,
@@ -28,6 +31,7 @@ from db.models import (
     Window,
     WindowCounter,
 )
+from db.people import set_role
 from db.session import open_database
 
 NUM_COMMITS = 60
@@ -36,6 +40,7 @@ START = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
 INCIDENT = "rtx-pro-6000"
 REPRODUCTION = "h200-1"
 HISTORY_MACHINE = "ci-cpu"
+PEOPLE = ("anna@example.org", "ben@example.org")
 # As measured on an H200 over both kernels at 64k.
 READINGS = {
     "triton_serial": {
@@ -115,6 +120,39 @@ class Filler:
         }
         return self.add(Result(**(values | more)))
 
+    def series(
+        self, name: str, params: str, metric: Metric, machine: Machine, variant: Variant
+    ) -> Series:
+        benchmark = self.session.query(Benchmark).filter_by(name=name).one_or_none()
+        if benchmark is None:
+            benchmark = self.add(Benchmark(name=name, version="1", kind="time", param_names=[]))
+        return self.add(
+            Series(
+                benchmark_id=benchmark.id,
+                params=params,
+                metric_id=metric.id,
+                machine_id=machine.id,
+                variant_id=variant.id,
+            )
+        )
+
+    def change(
+        self, series: Series, at: int, before: float, after: float, cause: str = "code"
+    ) -> ChangePoint:
+        commit = self.session.query(Commit).filter_by(sha=sha(at)).one()
+        return self.add(
+            ChangePoint(
+                series_id=series.id,
+                commit_id=commit.id,
+                before=before,
+                after=after,
+                relative_change=(after - before) / before,
+                p_value=3.2e-9,
+                cause=cause,
+                detected_at=START,
+            )
+        )
+
     def environment(self, machine: Machine, gpu: str, **more: Any) -> RunnerEnvironment:
         runner = self.add(
             Runner(machine_id=machine.id, uid=f"GPU-{gpu}", kind="cuda", name=gpu, num_sms=132)
@@ -164,9 +202,29 @@ def build(url: str) -> None:
     engine.dispose()
 
 
+def build_with_alerts(url: str) -> None:
+    """Fill an empty database, open its two alerts, and let `PEOPLE` judge them."""
+    build(url)
+    engine = open_database(url, must_exist=True)
+    with Session(engine) as session, session.begin():
+        update_alerts(session, dt.datetime(2026, 3, 20, tzinfo=dt.UTC))
+        for email in PEOPLE:
+            set_role(session, email, Role.TRIAGER)
+    engine.dispose()
+
+
 def build_empty(url: str) -> None:
     """Make the tables and nothing in them."""
     open_database(url, must_exist=False).dispose()
+
+
+def rewrite(url: str, *statements: str) -> None:
+    """Change what a database holds."""
+    engine = open_database(url, must_exist=True)
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+    engine.dispose()
 
 
 def build_one_commit(url: str, *, name: str = "step.Step.time_step", said: str = "first") -> None:
@@ -181,25 +239,10 @@ def build_one_commit(url: str, *, name: str = "step.Step.time_step", said: str =
         machine = filler.add(Machine(name=said, cpu=said, num_cpu="2"))
         run = filler.run(filler.commit(0, subject=said), machine, variant)
         for params, value in ((f"text={said}", 0.01), ("text=other", None)):
-            series = _series(filler, name, params, time, machine, variant)
+            series = filler.series(name, params, time, machine, variant)
             filler.result(series, run, value, q25=None, q75=None)
         filler.add(Revision(kind="ingest", created_at=START, summary={}))
     engine.dispose()
-
-
-def _series(filler, name, params, metric, machine, variant) -> Series:
-    benchmark = filler.session.query(Benchmark).filter_by(name=name).one_or_none()
-    if benchmark is None:
-        benchmark = filler.add(Benchmark(name=name, version="1", kind="time", param_names=[]))
-    return filler.add(
-        Series(
-            benchmark_id=benchmark.id,
-            params=params,
-            metric_id=metric.id,
-            machine_id=machine.id,
-            variant_id=variant.id,
-        )
-    )
 
 
 def _history(filler: Filler, variant: Variant, time: Metric, rate: Metric) -> None:
@@ -207,13 +250,13 @@ def _history(filler: Filler, variant: Variant, time: Metric, rate: Metric) -> No
     machine = filler.add(Machine(name=HISTORY_MACHINE, cpu="EPYC 9654", num_cpu="2"))
     old = filler.environment(machine, "NVIDIA L4", driver="580.1", power_limit_w=72.0)
     new = filler.environment(machine, "NVIDIA L4 new", driver="590.2", power_limit_w=72.0)
-    small = _series(
-        filler, "step.Step.time_step", "context=1024, page_size=1", time, machine, variant
+    small = filler.series(
+        "step.Step.time_step", "context=1024, page_size=1", time, machine, variant
     )
-    large = _series(
-        filler, "step.Step.time_step", "context=1024, page_size=16", time, machine, variant
+    large = filler.series(
+        "step.Step.time_step", "context=1024, page_size=16", time, machine, variant
     )
-    tokens = _series(filler, "generation.Generation.track_rate", "", rate, machine, variant)
+    tokens = filler.series("generation.Generation.track_rate", "", rate, machine, variant)
     noise = np.random.default_rng(7).normal(0, 0.006, (NUM_COMMITS, 3))
     for index in range(NUM_COMMITS):
         run = filler.run(filler.commit(index), machine, variant)
@@ -232,19 +275,7 @@ def _history(filler: Filler, variant: Variant, time: Metric, rate: Metric) -> No
         (large, STEP_AT, 0.0098, 0.01068, "code"),
         (tokens, 15, 210.0, 273.0, "dependency"),
     ):
-        commit = filler.session.query(Commit).filter_by(sha=sha(at)).one()
-        filler.add(
-            ChangePoint(
-                series_id=series.id,
-                commit_id=commit.id,
-                before=before,
-                after=after,
-                relative_change=(after - before) / before,
-                p_value=3.2e-9,
-                cause=cause,
-                detected_at=START,
-            )
-        )
+        filler.change(series, at, before, after, cause)
 
 
 def _incident(filler: Filler, variant: Variant, time: Metric) -> None:
@@ -265,7 +296,7 @@ def _incident(filler: Filler, variant: Variant, time: Metric) -> None:
         ("incident.Probe.time_step", ((65536, 0.327),)),
     ):
         for context, seconds in cases:
-            series = _series(filler, name, f"context={context}", time, machine, variant)
+            series = filler.series(name, f"context={context}", time, machine, variant)
             result = filler.result(
                 series, run, seconds, status="single-sample", n=1, q25=None, q75=None
             )
@@ -307,7 +338,7 @@ def _reproduction(filler: Filler, variant: Variant, time: Metric) -> None:
     for backend, cases in measured.items():
         for context, seconds in cases:
             params = f"context={context}, backend={backend}"
-            series = _series(filler, name, params, time, machine, variant)
+            series = filler.series(name, params, time, machine, variant)
             result = filler.result(series, run, seconds)
             kv_bytes = context * KV_LAYER_ROW_BYTES
             window = filler.window(

@@ -19,7 +19,7 @@ from db.errors import AlertError
 from db.people import role_of, set_role
 from db.session import open_database
 from tests import pages_database as demo
-from tests.test_pages import opened, words
+from tests.test_pages import opened, unfolded, words
 
 ANNA, BEN, CARL = "anna@example.org", "ben@example.org", "carl@example.org"
 HOSTILE = "<script>alert(1)</script> **bold** `x` \u202eright to left 😀 " + "x" * 9_000
@@ -64,8 +64,10 @@ def page_of(url, email, monkeypatch, **query):
 
 def say(app, email, state, note, monkeypatch):
     monkeypatch.setenv(LOCAL_USER, email)
-    app.radio(key="alerts.state.1").set_value(state)
-    app.text_area(key="alerts.note.1").set_value(note)
+    number = app.selectbox(key="alerts.filter.alert").value
+    if state is not None:
+        app.radio(key=f"alerts.state.{number}").set_value(state)
+    app.text_area(key=f"alerts.note.{number}").set_value(note)
     form = next(button for button in app.button if button.label == "Take it down")
     form.click().run()
     assert not app.exception
@@ -75,11 +77,30 @@ def test_a_page_without_a_name_shows_everything_and_takes_nothing(url, monkeypat
     app = page_of(url, None, monkeypatch)
 
     assert not app.exception
-    table = app.dataframe[0].value
+    assert "2 alerts, none judged yet." in words(app)
+    assert not app.dataframe  # its code would keep a browser from showing anything
+    (first,) = [text.value for text in app.markdown if text.value.startswith("| Alert")]
+    lines = first.replace("\N{NO-BREAK SPACE}", " ").splitlines()[2:]
+    told = [(":red-badge[open]", rf"\+{change} %") for change in ("9.0", "8.9")]
+    assert [tuple(line.split(" | ")[1:3]) for line in lines] == told
+    table = unfolded(app, "alerts.table").dataframe[0].value
     assert table["state"].tolist() == ["open", "open"]
     assert table["change_pct"].tolist() == pytest.approx([8.98, 8.91], abs=0.01)
     assert "Read-only: nobody can sign in here" in words(app)
     assert not app.text_area
+
+
+def test_a_column_of_notes_is_shown_only_where_somebody_wrote_one(url, monkeypatch):
+    app = page_of(url, ANNA, monkeypatch, alert="1")
+    assert "| Last note |" not in words(app)
+
+    say(app, ANNA, "confirmed", "I see it too", monkeypatch)
+
+    (first,) = [text.value for text in app.markdown if text.value.startswith("| Alert")]
+    titles, _, *lines = first.splitlines()
+    assert titles.endswith("| Last note |")
+    assert {line.count(" | ") for line in lines} == {titles.count(" | ")}
+    assert sum(line.endswith("| I see it too |") for line in lines) == 1
 
 
 def test_a_viewer_reads_and_no_more(url, monkeypatch):
@@ -113,6 +134,44 @@ def test_of_two_people_at_once_nobodys_note_is_lost(url, monkeypatch):
     # Shown as text, by the element that knows no markup.
     assert HOSTILE in [element.value for element in his.text]
     assert "<script>" not in words(his)
+
+
+def test_a_note_on_what_somebody_else_has_just_settled_is_taken_down(url, monkeypatch):
+    hers, his = page_of(url, ANNA, monkeypatch, alert="2"), page_of(url, BEN, monkeypatch)
+    assert his.selectbox(key="alerts.filter.alert").value == "2"
+
+    say(hers, ANNA, "expected", "larger pages", monkeypatch)
+    say(his, BEN, "expected", "agreed", monkeypatch)
+
+    said = [(step.author, step.note) for step in history_of(url, 2).history]
+    assert said == [(None, None), (ANNA, "larger pages"), (BEN, "agreed")]
+    for app in (hers, his):
+        assert "Taken down." in app.success[0].value
+        assert unfolded(app, "alerts.table").dataframe[0].value["alert"].tolist() == [1]
+    # Settled as it is, its link goes on showing it.
+    later = page_of(url, None, monkeypatch, alert="2")
+    assert not later.warning
+    assert "larger pages" in [element.value for element in later.text]
+
+
+def test_a_note_takes_nothing_back_that_somebody_else_has_said_in_the_meantime(url, monkeypatch):
+    hers, his = (page_of(url, email, monkeypatch, alert="1") for email in (ANNA, BEN))
+
+    say(hers, ANNA, "confirmed", "seen on my machine", monkeypatch)
+    say(his, BEN, None, "I am looking at it", monkeypatch)
+
+    steps = history_of(url, 1).history
+    assert (steps[-1].state, steps[-1].author) == ("confirmed", BEN)
+    assert [step.note for step in steps[1:]] == ["seen on my machine", "I am looking at it"]
+
+
+def test_saying_nothing_is_not_taken_down(url, monkeypatch):
+    app = page_of(url, ANNA, monkeypatch, alert="1")
+
+    say(app, ANNA, None, " ", monkeypatch)
+
+    assert "It is open already" in app.info[0].value
+    assert len(history_of(url, 1).history) == 1
 
 
 def test_writers_in_one_moment_all_get_their_turn(url):

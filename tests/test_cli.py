@@ -170,6 +170,7 @@ def test_two_kinds_of_output_at_once_are_refused(filled):
         ("ingest",),
         ("dashboard", "--port", "0"),
         ("dashboard", "--port", "many"),
+        ("dashboard", "--path", "/{name}"),
         ("comment", "--repo", "o/r", "--pr", "0", "--base", BASE, "--head", SLOWER),
         ("run", "--profile", "huge"),
         ("db", "nope"),

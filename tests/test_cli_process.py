@@ -1,6 +1,7 @@
 """The command as a process of its own."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -68,14 +69,14 @@ def test_reading_results_needs_neither_torch_nor_streamlit(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_dashboard_answers_on_its_port_and_stops_when_told(tmp_path):
+def test_dashboard_answers_on_its_port_below_its_path_and_stops_when_told(tmp_path):
     url = f"sqlite:///{tmp_path / 'bench.db'}"
     upgrade(url)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "dashboard.cli", "--db", url]
-    command += ["dashboard", "--headless", "--port", str(port)]
+    command += ["dashboard", "--headless", "--port", str(port), "--path", "/bench/"]
     server = subprocess.Popen(
         command,
         cwd=tmp_path,
@@ -83,7 +84,14 @@ def test_dashboard_answers_on_its_port_and_stops_when_told(tmp_path):
         stdout=subprocess.DEVNULL,
     )
     try:
-        assert answers(f"http://127.0.0.1:{port}/_stcore/health", server)
+        outside = f"http://127.0.0.1:{port}"
+        assert answers(f"{outside}/bench/_stcore/health", server)
+        page = httpx.get(f"{outside}/bench/history").text
+        (file,) = re.findall(r'src="\./(static/[^"]+\.js)"', page)
+        kept = httpx.get(f"{outside}/bench/{file}").headers["cache-control"]
+        assert kept == "public, immutable, max-age=31536000"
+        assert httpx.get(f"{outside}/bench/overview").headers["location"] == "./"
+        assert httpx.get(f"{outside}/{file}").status_code == 404
     finally:
         server.terminate()
         server.wait(timeout=20)

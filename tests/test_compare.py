@@ -146,7 +146,7 @@ def test_a_significant_but_irrelevant_change_is_no_regression():
     [
         (case((1.0,), status="single-sample"), case(), "the baseline is a single sample"),
         (case(), case((1.2,), status="single-sample"), "the contender is a single sample"),
-        (case((1.0,)), case(), "the baseline has 1 processes of the 2"),
+        (case((1.0,)), case(), "the baseline has 1 process of the 2"),
         (case(), case((1.2, 1.2, 1.2), num_processes=None), "the contender has 3 samples of the 4"),
     ],
 )

@@ -1,6 +1,7 @@
 """The page of two commits: its table and charts are the comparison's rows, and links are obeyed."""
 
 import json
+import re
 from dataclasses import replace
 
 import pandas as pd
@@ -12,7 +13,7 @@ from dashboard.downloads import csv_of, file_stem
 from dashboard.drawing import drawing_of
 from db.compare import CaseKey, CaseResult, Verdict, compare
 from tests import pages_database as demo
-from tests.test_pages import charts, opened, words
+from tests.test_pages import charts, opened, unfolded, words
 
 
 def result(context, page, regime, value, *, name="step.Step.time_step"):
@@ -57,6 +58,27 @@ def test_the_table_has_every_case_with_its_numbers(cases):
         assert table["params"].iloc[place] == case.key.params
 
 
+def test_the_gravest_of_each_verdict_are_told_first_as_text():
+    before = [result(2**place, 1, "low", 0.01, name="a|b`c") for place in range(20)]
+    after = [
+        replace(one, value=factor * 0.01, samples=tuple(factor * value for value in one.samples))
+        for one, factor in zip(before[:12], [2.0] * 8 + [0.5] * 4, strict=True)
+    ]
+    cases = compare(before, after).cases
+
+    found = compare_frames.gravest(cases)
+
+    assert [case.verdict.value for case in found] == ["regression"] * 6 + ["improvement"] * 4
+    line = compare_frames.lines(found).replace("\N{NO-BREAK SPACE}", " ").splitlines()[2]
+    assert line.startswith(r"| ▲ \+100.0 % | a\|b\`c\(context=")
+    assert line.endswith("| regression |")
+    assert "| 10 ms | 20 ms |" in line
+    removed = compare_frames.names_line(cases, Verdict.REMOVED)
+    assert " 8 removed**: " in removed
+    assert removed.endswith(" and 4 more")
+    assert compare_frames.names_line(cases, Verdict.FAILED) is None
+
+
 def test_a_map_for_each_regime_holds_each_case_once(cases):
     maps = compare_frames.heat_maps(cases)
 
@@ -76,6 +98,21 @@ def test_contexts_stand_in_the_order_of_their_size(cases):
     places = one.cells.set_index("across")["order_across"]
     assert places["1024"].unique() == [0]
     assert places["65536"].unique() == [1]
+
+
+def test_what_marks_a_relevant_change_crosses_no_name(cases):
+    frame = compare_frames.intervals(cases).assign(case=lambda rows: "a long name " + rows["case"])
+
+    drawn = vl_convert.vegalite_to_svg(
+        drawing_of(compare_charts.intervals(frame, relevance_pct=3.0)).for_file()
+    )
+
+    names = re.findall(r'<text [^>]*,([\d.]+)\)"[^>]*>a long name', drawn)
+    rules = re.findall(r'<line [^>]*,([\d.]+)\)" x2="0" y2="([\d.]+)"[^>]*dasharray', drawn)
+    assert len(rules) == 2 * len(names) == 2 * len(frame)
+    for top, height in rules:
+        bottom = float(top) + float(height)
+        assert not [name for name in names if float(top) <= float(name) <= bottom]
 
 
 def test_both_charts_can_be_written_into_files(cases):
@@ -118,7 +155,8 @@ def url(tmp_path_factory):
     return address
 
 
-def test_a_link_compares_its_commits_and_filters_its_cases(url):
+def test_a_link_compares_its_commits_and_filters_its_cases(url, monkeypatch):
+    monkeypatch.setenv("DDTREE_BENCH_DB", url)
     head = demo.sha(demo.STEP_AT)
 
     app = opened("compare", url, head=head, verdict="improvement", machine="nowhere")
@@ -130,13 +168,25 @@ def test_a_link_compares_its_commits_and_filters_its_cases(url):
     before = app.selectbox(key="compare.filter.base").value
     assert before == demo.sha(demo.STEP_AT - 1)
     assert app.error[0].value.startswith("**Regressed: 2 regressions")
-    table = app.dataframe[1].value
+    first = next(text.value for text in app.markdown if text.value.startswith("| Change"))
+    assert [line[:3] for line in first.splitlines()[2:]] == ["| ▲", "| ▲"]
+    assert not app.dataframe  # its code is loaded once the cases are opened
+    app = unfolded(app, "compare.cases")
+    (table,) = [table.value for table in app.dataframe]
     assert table["verdict"].tolist()[:2] == ["▲ regression", "▲ regression"]
     assert table["change_pct"].iloc[0] == pytest.approx(9.0, abs=2.0)
     assert "What moved together" in words(app)
     (intervals, heat) = charts(app)
     assert "rule" in json.dumps(intervals)
     assert "rect" in json.dumps(heat)
+
+
+def test_a_link_that_narrows_the_cases_shows_their_table(url):
+    app = opened("compare", url, head=demo.sha(demo.STEP_AT), verdict="regression")
+
+    (table,) = [table.value for table in app.dataframe]
+    assert set(table["verdict"]) == {"▲ regression"}
+    assert len(charts(app)) == 2
 
 
 def test_a_link_that_says_a_default_keeps_its_address(url):

@@ -93,7 +93,7 @@ def test_bytes_that_are_all_kv_are_called_so():
     found = diagnose(on_h200(replace(COPY, bytes=LAYER_BYTES)))
 
     assert found.cases[0].bytes_basis == "KV bytes alone"
-    assert "1 of 1 cases" in claim_of(found, "floor_is_partial").evidence
+    assert "1 of 1 case " in claim_of(found, "floor_is_partial").evidence
 
 
 def test_a_time_under_its_floor_is_doubted():

@@ -1,5 +1,7 @@
 """The recorded incident is diagnosed to its numbers, an altered one to its own."""
 
+# ruff: noqa: RUF001 - a minus is asserted as it is printed
+
 import json
 import math
 from dataclasses import replace
@@ -86,6 +88,16 @@ def test_what_merely_agrees_is_told_once_for_the_case_with_most_counters():
     assert claim.evidence.endswith("6 of 6 cases agree")
 
 
+def test_a_lone_case_is_counted_as_one():
+    alone = diagnose(replace(incident(), points=(PROBE_POINT,)))
+
+    assert claim_of(alone, "starvation").evidence.endswith("1 of 1 case agrees")
+    assert (
+        claim_of(alone, "floor_is_partial").evidence == "1 of 1 case records no bytes but their KV"
+    )
+    assert claim_of(alone, "page_size").evidence == "page_size 1 recorded over 1 case"
+
+
 def test_the_incidents_page_size_is_untested():
     claim = claim_of(diagnose(incident()), "page_size")
 
@@ -103,7 +115,7 @@ def test_the_incidents_line_over_context_is_refused_and_its_odd_points_named():
     )
 
     assert fit.n_points == 5
-    assert fit.refused.startswith("t0 < 0: a straight line through the 5 points begins at -78.7 ms")
+    assert fit.refused.startswith("t0 < 0: a straight line through the 5 points begins at −78.7 ms")
     assert (fit.t0_ms, fit.bandwidth_gb_s) == (None, None)
     assert claim_of(found, "context_fit").value == pytest.approx(-78.75, abs=0.01)
     assert "1,430 ms at 189,440 tokens lies 1.4 times the line of the other 4" in excess.statement

@@ -2,17 +2,21 @@
 
 # ruff: noqa: RUF001 - factors are asserted as they are printed
 
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from streamlit.dataframe_util import convert_arrow_bytes_to_pandas_df as frame_of
 
 from dashboard import diagnose_charts, diagnose_frames
 from dashboard.data import opened as opened_database
+from dashboard.words import escaped
 from db.diagnose import Ceilings, Evidence, EvidencePoint, diagnose
 from db.ingest import ingest
 from db.session import open_database
 from tests import ladders
-from tests.test_pages import charts, opened, words
+from tests.test_pages import charts, opened, unfolded, words
 
 ROOT = Path(__file__).parent.parent
 TREES = ("original-incident", "h200", "h200-attention")
@@ -119,7 +123,8 @@ def recorded(tmp_path_factory):
     return url
 
 
-def test_a_run_is_drawn_with_its_claims(recorded):
+def test_a_run_is_drawn_with_its_claims(recorded, monkeypatch):
+    monkeypatch.setenv("DDTREE_BENCH_DB", recorded)
     app = opened("diagnose", recorded, machine="h200", sweep="nothing")
 
     assert not app.exception
@@ -127,8 +132,69 @@ def test_a_run_is_drawn_with_its_claims(recorded):
     headers = [one.value for one in app.header]
     assert headers[:2] == ["Roofline", "Distance from the floor"]
     assert len(charts(app)) == 3
-    told = app.dataframe[-1].value
-    assert {"supported", "untested"} <= set(told["status"]) | {"untested"}
+    (claims,) = unfolded(app, "diagnose.claims").dataframe
+    assert "supported" in claims.value["status"].tolist()
+
+
+def test_what_roofline_and_line_draw_stands_in_tables_beside_them(recorded, monkeypatch):
+    monkeypatch.setenv("DDTREE_BENCH_DB", recorded)
+    app = opened("diagnose", recorded, machine="h200")
+    sweep = app.selectbox(key="diagnose.filter.sweep").value
+    before = len(app.dataframe)
+
+    unfolded(app, "diagnose.roofline")
+    unfolded(app, f"diagnose.points.{sweep}")
+
+    shown = [table.value for table in app.dataframe]
+    assert len(shown) == before + 2
+    roofline, points = (
+        next(table for table in shown if column in table) for column in ("intensity", "gigabytes")
+    )
+    drawn = drawn_rows(app)
+    assert roofline["tflops"].tolist() == drawn[0]["tflops"].tolist()
+    assert points["time_ms"].tolist() == drawn[2]["time_ms"].tolist()
+    assert points["n"].tolist() == drawn[2]["n"].tolist()
+
+
+def drawn_rows(app):
+    """Give the rows of each chart."""
+    return [
+        frame_of(one.data.data)
+        for chart in app.get("vega_lite_chart")
+        for one in chart.proto.datasets
+        if one.name == "results"
+    ]
+
+
+def test_an_alarm_names_its_case_first(recorded):
+    app = opened("diagnose", recorded, machine="h200")
+
+    with opened_database(recorded) as source:
+        commit = app.selectbox(key="diagnose.filter.commit").value
+        alarm = source.diagnoses("h200", commit)[0][1].alarms[0]
+    assert app.error[0].value == f"**{escaped(alarm.case)}**: {escaped(alarm.statement)}"
+
+
+def test_what_is_claimed_of_one_other_case_is_not_told_as_of_several(recorded):
+    with opened_database(recorded) as source:
+        commit = next(
+            commit
+            for commit in source.machine_commits("h200")["commit"]
+            for _, diagnosis in source.diagnoses("h200", commit)[:1]
+            if 2 in Counter(one.name for one in diagnosis.claims).values()
+        )
+    app = opened("diagnose", recorded, machine="h200", commit=commit)
+
+    others = [one.value for one in app.caption if "is claimed of" in one.value]
+    assert any("1 other case as well, with numbers of its own." in one for one in others)
+    assert not any("1 other case " in one and "each" in one for one in others)
+
+
+def test_no_claim_counts_one_thing_as_many(recorded):
+    text = words(opened("incident", recorded))
+
+    assert "**1** page size measured" in text
+    assert not re.search(r"\*\*1\*\* (page sizes|contexts|doubts)", text)
 
 
 def test_a_run_of_a_ladder_draws_its_waterfall_and_its_readings(recorded):
@@ -159,3 +225,23 @@ def test_the_incident_stands_beside_its_reproduction(recorded):
     tables = [table.value for table in app.table]
     assert tables[0].loc["time"].tolist()[0] == "327 ms"
     assert "page size 1" in text
+    # Each status says whose it is, wherever a narrow window lays it.
+    sides = re.findall(r"-badge\[(original|repeated)\\?: (\w+)", text)
+    assert len(sides) > 10
+    assert [side for side, _ in sides] == ["original", "repeated"] * (len(sides) // 2)
+
+
+@pytest.mark.parametrize("name", ["diagnose", "incident"])
+def test_every_table_of_rows_is_shown_once_it_is_opened(recorded, monkeypatch, name):
+    monkeypatch.setenv("DDTREE_BENCH_DB", recorded)
+    app = opened(name, recorded)
+    assert not app.dataframe  # its code would keep a browser from drawing the charts
+    folds = [fold.key for fold in app.expander]
+    assert len(folds) > 3
+
+    for count, key in enumerate(folds, start=1):
+        unfolded(app, key)
+
+        assert not app.exception
+        assert len(app.dataframe) == count
+    assert all(len(table.value) for table in app.dataframe)

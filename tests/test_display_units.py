@@ -7,7 +7,7 @@ import math
 import pytest
 
 from dashboard.units import DisplayUnit, change_text, commit_text, display_unit, p_value_text
-from db.numbers import digits
+from db.numbers import count_text, digits
 
 MS = DisplayUnit(1e-3, "ms")
 
@@ -49,10 +49,31 @@ def test_a_change_is_printed_with_its_sign_and_a_large_one_as_a_factor(change, t
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(4022.4, "4,022"), (999.6, "1,000"), (-4022.4, "-4,022"), (14.07, "14.1"), (2e-7, "2e-07")],
+    [
+        (4022.4, "4,022"),
+        (999.6, "1,000"),
+        (-4022.4, "−4,022"),
+        (-2e-7, "−2e-07"),
+        (14.07, "14.1"),
+        (2e-7, "2e-07"),
+    ],
 )
 def test_a_large_number_is_written_without_an_exponent(value, text):
     assert digits(value, 3) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "words", "text"),
+    [
+        (1, ["case"], "1 case"),
+        (0, ["case"], "0 cases"),
+        (2000, ["case"], "2,000 cases"),
+        (1, ["process", "processes"], "1 process"),
+        (2, ["process", "processes"], "2 processes"),
+    ],
+)
+def test_things_are_counted_by_their_noun(count, words, text):
+    assert count_text(count, *words) == text
 
 
 def test_a_p_value_is_never_printed_as_zero():

@@ -146,6 +146,36 @@ def test_times_stand_above_their_floors_on_two_log_axes():
         assert text in svg
 
 
+def test_a_ratio_beside_its_floor_is_written_below_the_floor():
+    frame = pd.DataFrame(
+        {
+            "context_tokens": [1024, 1024, 65536, 65536],
+            "time_ms": [8.0, 0.8, 357.0, 5.0],
+            "floor_ms": [0.04, 0.04, 2.56, 2.56],
+            "ratio_text": ["200×", "20×", "139×", "1.95×"],
+            "n": [1] * 4,
+            "series": ["slow", "fast"] * 2,
+        }
+    )
+
+    spec = spec_of(incident_charts.times_over_context(frame, floor_name="floor"))
+
+    below = next(one for one in layers_of(spec, "text") if one["mark"].get("dy") == 16)
+    field = below["encoding"]["y"]["field"]
+    rows = next(rows for rows in spec["datasets"].values() if len(rows) == 4 and field in rows[0])
+    assert [row[field] for row in rows] == [8.0, 0.8, 357.0, 2.56]
+
+
+@pytest.mark.parametrize("floor_ms", [0.0, np.nan])
+def test_a_context_without_rows_has_its_ratio_below_its_time(floor_ms):
+    frame = incident_frame().assign(floor_ms=floor_ms)
+
+    spec = spec_of(incident_charts.times_over_context(frame, floor_name="floor"))
+
+    rows = next(rows for rows in spec["datasets"].values() if "beneath" in rows[0])
+    assert [row["beneath"] for row in rows] == frame["time_ms"].tolist()
+
+
 def test_times_without_a_known_floor_are_drawn_without_one():
     frame = incident_frame().assign(floor_ms=np.nan, ratio_text="")
 

@@ -90,14 +90,27 @@ def test_opening_an_empty_database_makes_its_tables_unless_it_must_exist(empty_u
     assert tables_at(empty_url) == TABLES
 
 
-def test_a_database_of_another_revision_is_refused(empty_url):
+@pytest.mark.parametrize(
+    ("revision", "advice"), [("0001", "db upgrade brings it"), ("9999", "a newer ddtree-bench")]
+)
+def test_a_database_of_another_revision_is_refused(empty_url, revision, advice):
     engine = open_database(empty_url, must_exist=False)
     with engine.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = 'older'"))
+        connection.execute(text(f"UPDATE alembic_version SET version_num = '{revision}'"))
 
-    with pytest.raises(SchemaError, match=rf"expected revision {HEAD}, got older .*db upgrade"):
+    with pytest.raises(SchemaError, match=rf"expected revision {HEAD}, got {revision} .*{advice}"):
         open_database(empty_url, must_exist=False)
     engine.dispose()
+
+
+def test_a_newer_database_is_not_brought_to_this_version(empty_url):
+    engine = open_database(empty_url, must_exist=False)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    engine.dispose()
+
+    with pytest.raises(SchemaError, match=r"got 9999 .*a newer ddtree-bench made it"):
+        upgrade(empty_url)
 
 
 @pytest.mark.parametrize(

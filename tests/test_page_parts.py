@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dashboard.chart_frames import align
+from dashboard.downloads import file_stem
 from dashboard.findings import group_findings, standing, verdict_line
 from dashboard.reproduce import recipe
 from dashboard.selection import (
@@ -27,7 +28,7 @@ from dashboard.selection import (
     with_param_columns,
 )
 from dashboard.theme import CHANGE_COLOURS, SERIES_COLOURS, STATUS_STYLES
-from dashboard.words import LONGEST, escaped
+from dashboard.words import LONGEST, escaped, unbroken, unit_text
 from db.labels import canonical_params
 from db.queries import Finding
 
@@ -164,6 +165,18 @@ def test_without_a_standing_regression_nobody_is_alarmed(findings):
     assert not verdict_line(findings).is_alarming
 
 
+@pytest.mark.parametrize(
+    ("findings", "beginning"),
+    [
+        ([finding(1, 0.3)], "**1 regression** stands. Worst: **+30.0 %**"),
+        ([finding(1, 0.3), finding(2, 0.2)], "**2 regressions** stand. Worst: **+30.0 %**"),
+        ([finding(1, 0.3), finding(2, -0.2)], "**1 regression, 1 improvement** stand. Worst: "),
+    ],
+)
+def test_one_finding_stands_and_several_stand(findings, beginning):
+    assert verdict_line(findings).text.startswith(beginning)
+
+
 def test_a_rate_that_falls_is_a_regression():
     assert verdict_line([finding(1, -0.2, is_regression=True)]).is_alarming
 
@@ -228,8 +241,24 @@ def test_series_are_aligned_by_position_and_by_date_where_positions_do_not_compa
     assert by_date["order"].tolist() == [2, 1, 0]
 
 
+def test_files_of_long_names_that_begin_alike_stay_apart():
+    one, other = (file_stem("context=" + "1" * 200 + end) for end in "ab")
+
+    assert one != other
+    assert one[:100] == other[:100]
+    assert len(one) == len(other) == 120
+
+
 def test_text_from_elsewhere_writes_no_markdown():
     assert escaped("a [b](c) *d*\n$e$ :red[f]") == r"a \[b\]\(c\) \*d\* \$e\$ \:red\[f\]"
+
+
+def test_an_address_in_a_text_from_elsewhere_is_no_link():
+    # A page makes a link of an address by itself, of one in two parts it does not.
+    told = escaped("see HTTP://a.example/x, https://b.example and www.c.example, not wwww:x")
+
+    assert re.findall(r"(?i)https?\\?://|www\.", told) == []
+    assert told.count("\N{WORD JOINER}") == 3
 
 
 def test_text_from_elsewhere_is_short_and_turns_nothing_around_it():
@@ -238,6 +267,28 @@ def test_text_from_elsewhere_is_short_and_turns_nothing_around_it():
     assert (turned[0], turned[-1]) == ("\u2068", "\u2069")
     assert "\u2069" not in turned[:-1]
     assert escaped("µs → 😀") == "µs → 😀"
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "told"),
+    [
+        (1.0, "page sizes measured", "page size measured"),
+        (0.0, "page sizes measured", "page sizes measured"),
+        (1.0, "contexts on both sides", "context on both sides"),
+        (1.0, "doubts", "doubt"),
+        (1.0, "times the floor", "times the floor"),
+        (None, "doubts", "doubts"),
+    ],
+)
+def test_one_of_a_thing_is_told_as_one(value, unit, told):
+    assert unit_text(value, unit) == told
+
+
+def test_an_instant_in_a_cell_breaks_neither_at_its_spaces_nor_at_its_hyphens():
+    told = unbroken("2026-03-01 12:00 UTC")
+
+    assert re.sub("[\\\\\u2060\u00a0]", "", told) == "2026-03-0112:00UTC"
+    assert not re.search("-(?!\N{WORD JOINER})| ", told)
 
 
 # What is left of red, green and blue light to eyes without one kind of cone.

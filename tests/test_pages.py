@@ -70,6 +70,12 @@ def charts(app):
     return [json.loads(chart.proto.spec) for chart in app.get("vega_lite_chart")]
 
 
+def unfolded(app, key):
+    """Open what is folded."""
+    app.session_state[key] = True
+    return app.run()
+
+
 def test_overview_begins_with_one_line_that_names_the_worst(overview):
     assert not overview.exception
     (line,) = [element.value for element in overview.error]
@@ -99,13 +105,9 @@ def test_overview_counts_and_names_what_is_stale(overview):
         "Machines": "3",
         "Runs": "62",
     }
-    machines = overview.dataframe[0].value.set_index("machine")
-    assert machines.loc[demo.HISTORY_MACHINE, "stale"] == 1
-    assert machines.loc[demo.INCIDENT, "stale"] == 0
-    # Every result of the demo has quartiles 0.5 % below and 0.6 % above it.
-    assert machines.loc[demo.HISTORY_MACHINE, "noise_pct"] == pytest.approx(0.55)
-    assert machines.loc[demo.REPRODUCTION, "throttled_pct"] == 0
-    assert machines.loc[demo.HISTORY_MACHINE, "last_result"].year == 2026
+    assert "**Stale**: 1 series without a result on their machine's newest commit" in words(
+        overview
+    )
     assert "belong to no repository at hand" in words(overview)
 
 
@@ -217,14 +219,45 @@ def test_series_of_different_units_stay_in_panels_and_the_page_says_so(show):
 def test_every_number_of_a_chart_stands_in_a_table_too(show):
     app = show("history", benchmark=WORST, p__page_size="1")
 
-    changes, results = (table.value for table in app.dataframe)
+    assert not app.dataframe  # its code would keep a browser from drawing the chart
+    changes = unfolded(app, "history.changes").dataframe[0].value
     assert changes["change"].tolist() == ["+8.9 %"]
     assert changes["cause"].tolist() == ["code"]
+    results = unfolded(app, "history.results").dataframe[1].value
     assert len(results) == demo.NUM_COMMITS
     assert results["commit"].iloc[0] == demo.sha(demo.NUM_COMMITS - 1)[:10]
     assert results["status"].value_counts().to_dict() == {"ok": 59, "failed": 1}
     assert results["value"].iloc[-1] == pytest.approx(10.1, rel=0.03)
     assert results["unit"].unique().tolist() == ["ms"]
+
+
+def test_tables_of_a_history_have_no_column_of_subjects_where_no_commit_has_one(
+    url, tmp_path, show
+):
+    unnamed = f"sqlite:///{tmp_path}/unnamed.db"
+    demo.build(unnamed)
+    demo.rewrite(unnamed, "UPDATE commits SET subject = NULL")
+
+    for database, has_subjects in ((url, True), (unnamed, False)):
+        app = show("history", database, benchmark=WORST, p__page_size="1")
+        unfolded(app, "history.changes")
+        tables = unfolded(app, "history.results").dataframe
+
+        assert [len(table.value) for table in tables] == [1, demo.NUM_COMMITS]
+        assert {"subject" in table.value for table in tables} == {has_subjects}
+
+
+def test_history_says_first_where_a_series_stands_and_since_when(show):
+    app = show("history", benchmark=WORST)
+
+    (answer,) = [text.value for text in app.markdown if "newest result" in text.value.lower()]
+    lines = answer.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith(r"- **context=1024, page\_size=1**: Level **")
+    assert ":red[**▲ +8.9 %**]" in lines[0]
+    assert f"since `{demo.sha(demo.STEP_AT)[:10]}`" in lines[0]
+    assert "cause code" in lines[0]
+    assert f"at `{demo.sha(demo.NUM_COMMITS - 1)[:10]}`" in lines[0]
 
 
 def test_a_panel_counts_what_it_shows(show):
@@ -247,7 +280,9 @@ def test_the_command_of_a_point_names_its_commit_and_case(show):
 
 def test_a_click_on_a_point_shows_its_commit_and_its_command(show):
     app = show("history", benchmark=WORST, p__page_size="1")
-    results = app.dataframe[1].value
+    assert not app.code
+    assert f"--commits {demo.sha(demo.NUM_COMMITS - 1)}^!" in app.text[0].value
+    results = unfolded(app, "history.results").dataframe[0].value
     clicked = results[results["commit"] == demo.sha(20)[:10]].iloc[0]
 
     # The first series that the database was given; the key of its chart names it.
@@ -294,7 +329,7 @@ def test_what_was_left_out_is_drawn_with_its_reason_and_counts_no_more(show, tmp
 
     assert not app.exception
     assert "59 results on 60 commits · 1 failed · 1 excluded" in words(app)
-    table = app.dataframe[1].value.set_index("commit")
+    table = unfolded(app, "history.results").dataframe[0].value.set_index("commit")
     assert table.loc[demo.sha(25)[:10], "status"] == "excluded"
     (chart,) = charts(app)
     (points, *_) = [layer for layer in chart["layer"] if layer["mark"]["type"] == "point"]

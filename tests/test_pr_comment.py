@@ -83,6 +83,14 @@ def test_each_verdict_has_its_line(verdict, line):
     assert headline(comparison(case(verdict))) == line
 
 
+def test_counts_have_their_thousands():
+    many = [case(Verdict.REMOVED), case(Verdict.NO_CHANGE)] * 1000
+
+    assert headline(comparison(*many)) == (
+        "Cases are missing: 1,000 removed, 1,000 unchanged of 2,000 cases"
+    )
+
+
 def test_comparison_without_cases_says_so():
     empty = Comparison((), dict.fromkeys(Verdict, 0), Verdict.NOT_ENOUGH_HISTORY)
 
@@ -212,7 +220,7 @@ def test_many_quiet_cases_cost_the_regression_nothing():
 
     assert len(text.encode()) <= LIMIT_BYTES
     assert text.index("time_step") < text.index("quiet0")
-    assert re.search(r"Left out, for GitHub's limit on a comment: \d+ unchanged\.", text)
+    assert re.search(r"Left out, for GitHub's limit on a comment: [\d,]+ unchanged\.", text)
 
 
 def test_changes_that_were_measured_again_are_called_confirmed_and_others_are_not():

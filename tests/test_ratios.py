@@ -60,7 +60,7 @@ def test_intervals_of_process_medians_cover_the_truth_at_least_as_often_as_they_
 @pytest.mark.parametrize(
     ("slow", "fast", "reason"),
     [
-        (case([2.0, 2.1]), case([1.0, 1.1]), "1 processes a side of the 2 needed"),
+        (case([2.0, 2.1]), case([1.0, 1.1]), "1 process a side of the 2 needed"),
         (replace(case([2.0]), process_samples_s=()), case([1.0], [1.1]), "0 processes a side"),
         (case([2.0] * 5, validity=TURNS), case([1.0] * 5, validity=TURNS), "5 rounds of the 6"),
         (case([2.0] * 9, validity=TURNS), case([1.0] * 8, validity=TURNS), "do not match"),
@@ -80,7 +80,7 @@ def test_what_cannot_carry_an_interval_has_none_and_says_why(slow, fast, reason)
 def test_only_cases_both_measured_in_turns_are_compared_round_by_round():
     slow, fast = case([2.0] * 9, validity=TURNS), case([1.0] * 9)
 
-    assert "processes" in ratio_of(slow, fast, 1.03).ground
+    assert "process a side" in ratio_of(slow, fast, 1.03).ground
 
 
 @pytest.mark.parametrize(
