@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 T = TypeVar("T", int, str)
 
 WALK_AND_SPLIT: Final = ["triton_serial", "triton_split"]
+EVERY_KERNEL: Final = [*WALK_AND_SPLIT, "cuda", "cuda_mma"]
 PROFILE_VARIABLE: Final = "DDTREE_BENCH_PROFILE"
 
 
@@ -173,7 +174,7 @@ def rank_step_axes(profile: Profile, device: str) -> RankStepAxes:
         page_sizes=[1, 16, 64],
         cache_layouts=["paged", "hybrid"],
         commit_lengths=[1, 8],
-        attention_backends=["triton_serial", "triton_split", "cuda"],
+        attention_backends=[*WALK_AND_SPLIT, "cuda"],
     )
 
 
@@ -190,7 +191,7 @@ def cut_step_axes(profile: Profile, device: str) -> RankStepAxes:
         page_sizes=[1, 64] if full else [1],
         cache_layouts=["paged"],
         commit_lengths=[8],
-        attention_backends=["triton_serial", "triton_split", "cuda"] if full else WALK_AND_SPLIT,
+        attention_backends=EVERY_KERNEL if full else WALK_AND_SPLIT,
     )
 
 
@@ -235,11 +236,10 @@ def attention_axes(profile: Profile, device: str) -> AttentionAxes:
     full = profile.name == "full"
     if device == "cuda":
         contexts = [1024, 16384, 65536, 189440]
+        quick, history = [*WALK_AND_SPLIT, "cuda"], ["triton_split"]
         return AttentionAxes(
             context_tokens=sorted([*contexts, 4096, 32768, 131072]) if full else contexts,
-            attention_backends=["triton_split"]
-            if profile.name == "history"
-            else ["triton_serial", "triton_split", "cuda"],
+            attention_backends=EVERY_KERNEL if full else _of(profile, quick=quick, history=history),
             page_sizes=[1, 16, 32, 64, 128] if full else [1],
         )
     return AttentionAxes(
@@ -247,6 +247,16 @@ def attention_axes(profile: Profile, device: str) -> AttentionAxes:
         attention_backends=["reference"],
         page_sizes=[1, 16, 32, 64, 128] if full else _of(profile, quick=[1, 64], history=[64]),
     )
+
+
+def fp8_attention_axes(profile: Profile, device: str) -> AttentionAxes:
+    """Return the axes of attention over fp8 rows, which only `full` has room for."""
+    full = profile.name == "full"
+    if device == "cuda":
+        contexts, backends = [1024, 16384, 65536, 189440], ["triton_split", "cuda"]
+    else:
+        contexts, backends = [1024, 4096], ["reference"]
+    return AttentionAxes(contexts if full else [], backends, [1, 64])
 
 
 def generation_axes(profile: Profile) -> GenerationAxes:

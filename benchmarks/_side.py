@@ -155,7 +155,7 @@ def _no_collection() -> Iterator[None]:
         gc.enable()
 
 
-def main() -> None:
+def main(make: Callable[[], Server] = Server) -> None:
     """Import what every case needs, say so, and answer until nothing is asked."""
     answers = os.dup(STDOUT)
     os.dup2(STDERR, STDOUT)
@@ -165,7 +165,7 @@ def main() -> None:
     importlib.import_module(FOLDER.name)
     del sys.path[0]
     importlib.import_module("torch")
-    server = Server()
+    server = make()
     _say(answers, {})
     for line in sys.stdin:
         _say(answers, server.answer(json.loads(line)))

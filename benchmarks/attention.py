@@ -3,16 +3,17 @@
 The shape is that of one rank of Kimi K2.6 under TP8: 8 heads, a tree of 9 tokens, latent rows of
 576 elements. On CUDA the body is the replay of a graph in bfloat16, timed between two events
 without the launch gap; on a CPU it is the reference in float32, timed by the wall. Pages are
-shuffled. Before every sample the caches are flushed: cold.
+shuffled. Before every sample the caches are flushed: cold. `Fp8Attention` is the same call over
+rows in fp8, which are 656 bytes instead of 1152.
 """
 
 from functools import partial
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import torch
 
 from benchmarks._device import DEVICE
-from benchmarks._regimes import PROFILE, attention_axes
+from benchmarks._regimes import PROFILE, attention_axes, fp8_attention_axes
 from benchmarks._suite import CaseFacts, Clock, _Suite
 from benchmarks._timing import CacheFlush, CudaQueue, captured, settled_clock
 from engine.kernels import OPS, TreeAttentionCase, launched_programs
@@ -24,6 +25,7 @@ ROPE_DIM: Final = 64
 DTYPE: Final = torch.bfloat16 if DEVICE == "cuda" else torch.float32
 OP: Final = OPS["tree_attention"]
 AXES = attention_axes(PROFILE, DEVICE)
+FP8_AXES = fp8_attention_axes(PROFILE, DEVICE)
 
 
 class TreeAttention(_Suite):
@@ -37,6 +39,7 @@ class TreeAttention(_Suite):
         AXES.page_sizes,
     )
     param_names: ClassVar[list[str]] = ["context_tokens", "attention_backend", "page_size"]
+    is_fp8: ClassVar[bool] = False
 
     def build(self, context_tokens: int, attention_backend: str, page_size: int) -> None:
         if not _runs_here(attention_backend):
@@ -52,9 +55,12 @@ class TreeAttention(_Suite):
             value_dim=VALUE_DIM,
             rope_dim=ROPE_DIM,
             page_size=page_size,
+            is_fp8=self.is_fp8,
         )
         self.backend = attention_backend
         self.arguments = OP.inputs(self.case, device=DEVICE, dtype=DTYPE)
+        if self.is_fp8 and not _has_kernels(attention_backend, self.arguments):
+            raise NotImplementedError(f"{attention_backend}: no fp8 rows on this GPU")
         self.flush = CacheFlush.of(DEVICE)
         call = partial(OP.implementations[attention_backend], **self.arguments)
         self.body = captured(call) if DEVICE == "cuda" else call
@@ -88,6 +94,26 @@ class TreeAttention(_Suite):
     def time_cold(self, context_tokens: int, attention_backend: str, page_size: int) -> None:
         del context_tokens, attention_backend, page_size
         self.body()
+
+
+class Fp8Attention(TreeAttention):
+    """Attend 9 tree tokens to `context_tokens` committed fp8 rows and to their ancestors."""
+
+    version = "1"
+    params: ClassVar[tuple[list[int], list[str], list[int]]] = (
+        FP8_AXES.context_tokens,
+        FP8_AXES.attention_backends,
+        FP8_AXES.page_sizes,
+    )
+    is_fp8 = True
+
+
+def _has_kernels(backend: str, arguments: dict[str, Any]) -> bool:
+    """Say whether a backend that is here takes these arguments too."""
+    if backend == "reference":
+        return True
+    major, minor = torch.cuda.get_device_capability()
+    return bool(OP.kernels(backend, 10 * major + minor, **arguments))
 
 
 def _runs_here(backend: str) -> bool:

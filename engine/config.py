@@ -13,6 +13,7 @@ from engine.errors import BudgetError, ConfigError
 PAGE_SIZES = (1, 16, 32, 64, 128)
 MODES = ("ddtree", "dflash", "ar")
 CACHE_LAYOUTS = ("paged", "hybrid")
+KV_DTYPES = ("target", "fp8")
 BUDGET_POLICIES = ("fixed", "shared", "adaptive")
 GRAPHS = ("off", "buffers", "cuda")
 MAX_NODE_BUDGET = 512  # the largest tree the verify kernels are tiled and tested for
@@ -243,14 +244,8 @@ class DrafterConfig:
 
     def _check_taps(self) -> None:
         taps, last = self.target_layer_ids, self.num_target_layers - 2
-        are_layers = all(map(_is_int, taps))
-        if (
-            not taps
-            or not are_layers
-            or list(taps) != sorted(set(taps))
-            or taps[0] < 0
-            or taps[-1] > last
-        ):
+        is_ascending = all(map(_is_int, taps)) and list(taps) == sorted(set(taps))
+        if not taps or not is_ascending or taps[0] < 0 or taps[-1] > last:
             raise ConfigError(
                 f"target_layer_ids: expected ascending layers in 0..{last}, got {taps} "
                 "(the last layer is never tapped)"
@@ -307,6 +302,8 @@ class EngineConfig:
         more would not pay.
     cache_layout : "paged" or "hybrid"
         A tree's rows lie in pages behind the prefix, or in a dense scratch until they commit.
+    kv_dtype : "target" or "fp8"
+        Cached rows are numbers of the target's dtype, or bytes as `quantize_rows` makes them.
     prefix_reuse : bool
         Whether prompts start from pages of earlier ones that begin alike.
     drafter_context : int, optional
@@ -335,6 +332,7 @@ class EngineConfig:
     moe_backend: str = "reference"
     graphs: str = "off"
     tree_backend: str = "host"
+    kv_dtype: str = "target"
 
     def __post_init__(self) -> None:
         check_node_budget(self.node_budget, least=1)
@@ -343,8 +341,8 @@ class EngineConfig:
             if getattr(self, name) is not None:
                 _require_positive(self, name)
         _require_positive(self, "max_context", "prefill_chunk")
-        choices = (MODES, BUDGET_POLICIES, CACHE_LAYOUTS, GRAPHS)
-        names = ("mode", "budget_policy", "cache_layout", "graphs")
+        choices = (MODES, BUDGET_POLICIES, CACHE_LAYOUTS, GRAPHS, KV_DTYPES)
+        names = ("mode", "budget_policy", "cache_layout", "graphs", "kv_dtype")
         for name, allowed in zip(names, choices, strict=True):
             _require_choice(name, getattr(self, name), allowed)
         _require_bool("prefix_reuse", self.prefix_reuse)

@@ -21,6 +21,7 @@ from above.
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import torch
@@ -30,7 +31,7 @@ from engine.config import DrafterConfig, EngineConfig, TargetConfig
 from engine.context_rows import REWIND_ROWS
 from engine.drafter import DraftModel, drafter_shapes
 from engine.errors import ConfigError
-from engine.kernels import Cost
+from engine.kernels import Cost, fp8_row_bytes
 from engine.quantized import Weight, quantization_of
 from engine.target import Shape, Target, target_shapes
 
@@ -47,6 +48,7 @@ class StepShape:
     num_seqs: int = 1
     itemsize: int = 2  # bytes of a weight or a cached number
     drafter_context: int | None = None  # most keys of a full drafter layer; None = all
+    kv_dtype: str = "target"  # of cached rows, as `EngineConfig` says
 
     @property
     def num_rows(self) -> int:
@@ -164,6 +166,7 @@ def resident_bytes(
     features = drafts.hidden_size if drafts is not None and config.prefix_reuse else 0
     tree_rows = num_seqs * (1 + most_nodes(config, drafts, num_seqs))
     is_hybrid = config.cache_layout == "hybrid"
+    num_latent = partial(latent_bytes, sizes, itemsize=itemsize, kv_dtype=config.kv_dtype)
     context = 0
     if drafts is not None:
         kept = drafter_kv_bytes(
@@ -177,9 +180,9 @@ def resident_bytes(
     return ResidentBytes(
         target_weights=sum(weight_bytes(target.tensors).values()),
         drafter_weights=0 if drafter is None else _drafter_bytes(drafter.config, itemsize),
-        latent_pages=latent_bytes(sizes, rows, itemsize=itemsize) + rows * features * itemsize,
+        latent_pages=num_latent(rows) + rows * features * itemsize,
         drafter_context=context,
-        tree_scratch=latent_bytes(sizes, tree_rows, itemsize=itemsize) if is_hybrid else 0,
+        tree_scratch=num_latent(tree_rows) if is_hybrid else 0,
     )
 
 
@@ -199,9 +202,17 @@ def pool_pages(config: EngineConfig, drafter: DrafterConfig | None, num_seqs: in
     return num_seqs * -(-(config.max_context + ahead) // config.page_size)
 
 
-def latent_bytes(config: TargetConfig, num_tokens: int, *, itemsize: int) -> int:
-    """Return the bytes of the target's latent rows of `num_tokens` tokens, all layers."""
-    return config.num_hidden_layers * config.latent_dim * num_tokens * itemsize
+def latent_bytes(
+    config: TargetConfig, num_tokens: int, *, itemsize: int, kv_dtype: str = "target"
+) -> int:
+    """Return the bytes of the target's latent rows of `num_tokens` tokens, all layers.
+
+    `itemsize` is that of the target's numbers, which rows in fp8 are none of.
+    """
+    row = config.latent_dim * itemsize
+    if kv_dtype == "fp8":
+        row = fp8_row_bytes(config.kv_lora_rank, config.qk_rope_head_dim)
+    return config.num_hidden_layers * row * num_tokens
 
 
 def drafter_kv_bytes(
@@ -250,7 +261,9 @@ def verify_cost(
     embedded = stored[EMBEDDING] * rows / config.vocab_size
     others = {name: size for name, size in stored.items() if name != EMBEDDING}
     matrices = {name: numbers[name] for name in _matrices(shapes) if name != EMBEDDING}
-    kv_bytes = shape.num_seqs * latent_bytes(config, seen, itemsize=shape.itemsize)
+    kv_bytes = shape.num_seqs * latent_bytes(
+        config, seen, itemsize=shape.itemsize, kv_dtype=shape.kv_dtype
+    )
     width = config.latent_dim + config.kv_lora_rank
     attention = config.num_hidden_layers * config.num_attention_heads * width * rows * seen
     return Cost(

@@ -35,6 +35,7 @@ from engine.draft_tree import (
 from engine.drafter import DraftModel, TapRows, check_pair
 from engine.errors import ConfigError, RequestError, ShapeError
 from engine.kv_cache import CacheShape, LatentCache
+from engine.mla import cached_rows
 from engine.observer import StageObserver, stage
 from engine.pass_graphs import Choice, fill_up, pass_runner
 from engine.prefill import Prefill, check_prompts, check_stops, new_sequences
@@ -359,16 +360,18 @@ class Engine:
 
     def _new_cache(self, num_pages: int) -> LatentCache:
         target, config, drafter = self.target, self.config, self.drafter
+        dtype, row_dim = cached_rows(target.config, target.dtype, config.kv_dtype)
         shape = CacheShape(
             num_layers=target.config.num_hidden_layers,
             num_pages=num_pages,
             page_size=config.page_size,
-            row_dim=target.config.latent_dim,
+            row_dim=row_dim,
             feature_dim=drafter.config.hidden_size if drafter and config.prefix_reuse else 0,
+            feature_dtype=target.dtype,
         )
         return LatentCache(
             shape,
-            dtype=target.dtype,
+            dtype=dtype,
             device=target.device,
             fill=self.page_fill,
             reuse_prefixes=config.prefix_reuse,

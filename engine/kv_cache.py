@@ -27,7 +27,14 @@ from engine.errors import CacheError, ConfigError, ShapeError
 from engine.page_ledger import Holding, PageLedger
 from engine.page_pool import PagePool, PageTables
 from engine.prefix_index import PrefixIndex
-from engine.tree_scratch import ScratchShape, TreeScratch, kept_nodes, store_rows
+from engine.tree_scratch import (
+    ScratchShape,
+    TreeScratch,
+    fill_value,
+    filled,
+    kept_nodes,
+    store_rows,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +42,7 @@ class CacheShape:
     """The sizes of a cache.
 
     `row_dim` is D, the width of one row of one layer; `feature_dim` that of the drafter's feature
-    of a position, kept beside its rows, 0 where there is none.
+    of a position, kept beside its rows, 0 where there is none, of a dtype of its own where named.
     """
 
     num_layers: int
@@ -43,6 +50,7 @@ class CacheShape:
     page_size: int
     row_dim: int
     feature_dim: int = 0
+    feature_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         check_page_size(self.page_size)
@@ -62,7 +70,7 @@ class LatentCache:
     ----------
     shape : CacheShape
     dtype, device
-        Of the rows and features. The page tables live on the same device.
+        Of the rows, and of features that say no other. The page tables live on the same device.
     fill : float, optional
         If given, every row that is not committed holds this value until it is written, also after
         its page was used before. NaN makes a read of such a row visible. If None, storage starts
@@ -83,16 +91,11 @@ class LatentCache:
         page_order: Sequence[int] | None = None,
         reuse_prefixes: bool = False,
     ) -> None:
-        self.shape = shape
-        self.fill = fill
-        value = 0.0 if fill is None else fill
+        self.shape, self.fill = shape, fill
         pages = (shape.num_pages, shape.page_size)
-        self.pages = torch.full(
-            (shape.num_layers, *pages, shape.row_dim), value, dtype=dtype, device=device
-        )
-        self.features = torch.full(
-            (*pages, shape.feature_dim), value, dtype=dtype, device=device
-        )  # [P, L, feature_dim]
+        self.pages = filled((shape.num_layers, *pages, shape.row_dim), fill, dtype, device)
+        features = (*pages, shape.feature_dim)  # [P, L, feature_dim]
+        self.features = filled(features, fill, shape.feature_dtype or dtype, device)
         self._ledger = PageLedger(
             PagePool(shape.num_pages, page_order),
             PageTables(self.pages.device),
@@ -374,9 +377,8 @@ class LatentCache:
         return upload(torch.tensor(rows), self.pages.device)
 
     def _grown(self, held: Tensor, dim: int, num_pages: int) -> Tensor:
-        sizes = list(held.shape)
-        sizes[dim] = num_pages
-        grown = held.new_full(sizes, 0.0 if self.fill is None else self.fill)
+        sizes = (*held.shape[:dim], num_pages, *held.shape[dim + 1 :])
+        grown = filled(sizes, self.fill, held.dtype, held.device)
         grown.narrow(dim, 0, held.shape[dim]).copy_(held)
         return grown
 
@@ -386,7 +388,7 @@ class LatentCache:
             return
         number, offset = divmod(holding.length, self.shape.page_size)
         if offset:
-            self.pages[:, holding.pages[number], offset:] = self.fill
+            self.pages[:, holding.pages[number], offset:] = fill_value(self.fill, self.pages.dtype)
             self.features[holding.pages[number], offset:] = self.fill
         self._poison_pages(holding.pages[number + bool(offset) :])
 
@@ -394,5 +396,5 @@ class LatentCache:
         if self.fill is None or not pages:
             return
         (ids,) = self._upload(pages)
-        self.pages.index_fill_(1, ids, self.fill)
+        self.pages.index_fill_(1, ids, fill_value(self.fill, self.pages.dtype))
         self.features.index_fill_(0, ids, self.fill)

@@ -20,7 +20,13 @@ import torch
 from torch import Tensor
 
 from engine.config import TargetConfig
-from engine.kernels import mla_rows, skinny_linear, tree_attention
+from engine.kernels import (
+    fp8_row_bytes,
+    mla_rows,
+    quantize_rows,
+    skinny_linear,
+    tree_attention,
+)
 from engine.layers import (
     Rotation,
     accumulation_dtype,
@@ -40,6 +46,13 @@ class RowStore(Protocol):
 
     def layer(self, layer: int) -> Tensor:
         """Return the pages of one layer, [P, L, D], a contiguous view."""
+
+
+def cached_rows(config: TargetConfig, dtype: torch.dtype, kv_dtype: str) -> tuple[torch.dtype, int]:
+    """Return the dtype and the width of a cached row of a target of this dtype."""
+    if kv_dtype == "fp8":
+        return torch.uint8, fp8_row_bytes(config.kv_lora_rank, config.qk_rope_head_dim)
+    return dtype, config.latent_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +189,9 @@ class Mla:
         compressed, kv_a = self._down_projected(x, backend)
         q = self._up_queries(compressed, backend)  # [M, H, nope + rope], not rotated yet
         absorbed = q.new_empty(*q.shape[:2], config.latent_dim)
+        storage, slots = plan.storage(layer), plan.slots
+        is_fp8 = storage.dtype == torch.uint8
+        rows = q.new_empty(len(x), config.latent_dim) if is_fp8 else storage
         mla_rows(
             kv_a,
             self.kv_a_layernorm,
@@ -183,12 +199,14 @@ class Mla:
             self._up_keys(),
             rotation.cos,
             rotation.sin,
-            plan.slots,
+            torch.arange(len(x), device=x.device) if is_fp8 else slots,
             eps=LATENT_NORM_EPS,
-            rows=plan.storage(layer),
+            rows=rows,
             out=absorbed,
             backend=plan.rows_backend,
         )
+        if is_fp8:
+            storage.index_copy_(0, slots, quantize_rows(rows, config.kv_lora_rank))
         return absorbed
 
     def latent_rows(self, x: Tensor, rotation: Rotation) -> Tensor:

@@ -54,12 +54,8 @@ class TreeScratch:
     ) -> None:
         self.shape = shape
         self.fill = fill
-        self.rows = torch.full(
-            (shape.num_layers, shape.num_seqs, shape.max_rows, shape.row_dim),
-            0.0 if fill is None else fill,
-            dtype=dtype,
-            device=device,
-        )
+        sizes = (shape.num_layers, shape.num_seqs, shape.max_rows, shape.row_dim)
+        self.rows = filled(sizes, fill, dtype, device)
 
     def layer(self, layer: int, num_seqs: int, num_rows: int) -> Tensor:
         """Return the first rows of the first trees of one layer.
@@ -122,10 +118,27 @@ class TreeScratch:
     def clear(self, index: int) -> None:
         """Let the rows of one tree hold `fill` again; without a fill they stay as they are."""
         if self.fill is not None:
-            self.rows[:, index] = self.fill
+            self.rows[:, index] = fill_value(self.fill, self.rows.dtype)
 
     def _flat(self) -> Tensor:
         return self.rows.flatten(1, 2)  # [layers, N * T, D], a view
+
+
+def fill_value(fill: float | None, dtype: torch.dtype) -> float:
+    """Return what storage of a dtype holds where nothing was written.
+
+    Bytes, which are rows in fp8, hold 255 for any fill: NaN as value, as scale and as rotated dim.
+    """
+    if fill is None:
+        return 0
+    return 255 if dtype == torch.uint8 else fill
+
+
+def filled(
+    sizes: Sequence[int], fill: float | None, dtype: torch.dtype, device: torch.device | str
+) -> Tensor:
+    """Return storage in which nothing was written."""
+    return torch.full(tuple(sizes), fill_value(fill, dtype), dtype=dtype, device=device)
 
 
 def kept_nodes(path: Tensor | Sequence[int]) -> list[int]:

@@ -19,6 +19,7 @@ from engine.draft_tree import DraftTree
 from engine.errors import BackendError
 from engine.kernels import OPS
 from engine.kernels.skinny_linear import MOST_ROWS
+from engine.kernels.tree_attention import CUDA_BACKENDS
 from engine.kv_cache import LatentCache
 from engine.mla import AttentionPlan
 from engine.sampling import check_chosen
@@ -60,8 +61,8 @@ class Backends:
 
     def linear(self, num_rows: int) -> str:
         """Which implementation of `skinny_linear` stands beside them in a pass of so many rows."""
-        is_cuda = "cuda" in (self.attention, self.moe) and num_rows <= MOST_ROWS
-        return "cuda" if is_cuda else "reference"
+        is_cuda = self.attention in CUDA_BACKENDS or self.moe == "cuda"
+        return "cuda" if is_cuda and num_rows <= MOST_ROWS else "reference"
 
     @classmethod
     def of(cls, config: EngineConfig) -> "Backends":

@@ -8,6 +8,7 @@ PYTORCH_NO_CUDA_MEMORY_CACHING=1 each is an allocation of its own. With the argu
 page id is no page: an error to find.
 """
 
+import itertools
 import sys
 
 import torch
@@ -16,19 +17,28 @@ from engine.kernels import OPS, TreeAttentionCase, workspace_size
 from engine.kernels.tree_attention.cases import bush, chain, star
 
 OP = OPS["tree_attention"]
+READS_FP8 = ("triton_split", "cuda")
 KERNEL_BACKENDS = [name for name in OP.implementations if name != "reference"]
 
 
 def calls(*, hybrid):
     """Contexts at and off the edges of tiles; trees over a mask word, one block and several.
 
-    In the last call few rows have several parts, which `cuda` merges in the launch that reads.
+    In the third call few rows have several parts, which `cuda` merges in the launch that reads.
+    Then the same over fp8 rows, and fewer of them.
     """
-    for page_size, last in ((1, star(33)), (64, star(33)), (1, star(5))):
+    plain = [(1, star(33)), (64, star(33)), (1, star(5))]
+    for (page_size, last), is_fp8 in itertools.product(plain, (False, True)):
         yield TreeAttentionCase(
             f"page{page_size}", "", (65, 0, 64), (bush(9, 1), chain(3), last), 8, 512, 64,
-            page_size, hybrid,
+            page_size, hybrid, is_fp8=is_fp8,
         )  # fmt: skip
+    for query_scale in (1.0, 3e3):  # one sequence; scores near 0 and far from it
+        yield TreeAttentionCase(
+            "one", "", (321,), (bush(9, 1),), 8, 512, 64, 1, hybrid, query_scale=query_scale
+        )
+    few = (star(2), (-1,), chain(3))
+    yield TreeAttentionCase("few", "", (65, 0, 200), few, 8, 512, 64, 1, hybrid, is_fp8=True)
 
 
 def exact(arguments):
@@ -45,6 +55,8 @@ def main(backends, *, is_planted):
         if is_planted:
             arguments["page_table"][0, 0] = 2**20
         for backend in backends:
+            if case.is_fp8 and backend not in READS_FP8:
+                continue
             options = {}
             if backend != "triton_serial":
                 floats = workspace_size(**arguments, backend=backend)

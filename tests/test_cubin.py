@@ -3,7 +3,7 @@ import torch
 
 from engine.errors import BackendError
 from engine.kernels import OPS, cubin
-from engine.kernels.tree_attention import cuda_cuts, cuda_launch
+from engine.kernels.tree_attention import cuda_launch
 from engine.kernels.tree_attention.cases import TreeAttentionCase, chain
 from engine.kernels.tree_attention.problem import pose
 
@@ -99,8 +99,10 @@ def test_few_packed_rows_are_cut_into_the_fewest_blocks_of_equal_size(tokens, nu
     [
         pytest.param("cuda", 9, 8, ["tree_attention"], id="most-rows-merged-inside"),
         pytest.param("cuda", 9, 9, ["tree_attention", "merge"], id="more-rows"),
-        pytest.param("cuda", 65, 1, ["tree_attention", "merge"], id="wide"),
-        pytest.param("cuda_mma", 1, 1, ["tree_attention", "merge"], id="mma"),
+        pytest.param("cuda", 72, 1, ["tree_attention"], id="wide-merged-inside"),
+        pytest.param("cuda", 73, 1, ["tree_attention", "merge"], id="wide"),
+        pytest.param("cuda_mma", 9, 7, ["tree_attention"], id="mma"),
+        pytest.param("cuda_mma", 9, 8, ["tree_attention", "merge"], id="mma-more-rows"),
     ],
 )
 def test_few_rows_of_all_sequences_are_merged_in_the_launch_that_reads(
@@ -113,7 +115,9 @@ def test_few_rows_of_all_sequences_are_merged_in_the_launch_that_reads(
 
 @pytest.mark.parametrize(("tokens", "num_heads"), [(28, 8), (65, 8), (9, 64), (129, 128)])
 def test_many_packed_rows_go_to_the_wide_kernel(tokens, num_heads):
-    assert cuda_launch.cut_of("cuda", problem(tokens, num_heads), 90) is cuda_cuts.WIDE
+    cut = cuda_launch.cut_of("cuda", problem(tokens, num_heads), 90)
+
+    assert (cut.source, cut.rows) == ("tree_attention_sm90_wide.cu", 64)
 
 
 @pytest.mark.parametrize(
@@ -129,16 +133,29 @@ def test_every_device_runs_one_kernel_which_is_the_default_beside_hopper(tokens,
     assert [cut.arch_name(arch) for arch in (90, 120)] == ["sm_90", "sm_120"]
 
 
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 8), (5, 40), (9, 72), (65, 72)])
+def test_fp8_rows_go_to_one_kernel_on_hopper_and_to_none_elsewhere(tokens, rows):
+    posed = problem(tokens, 8, is_fp8=True)
+
+    cut = cuda_launch.cut_of("cuda", posed, 90)
+
+    assert (cut.source, cut.rows) == ("tree_attention_sm90_fp8.cu", rows)
+    assert cuda_launch.kernels("cuda", posed, 90)[0].name == "tree_attention_fp8"
+    assert cuda_launch.kernels("cuda", posed, 120) == ()
+    assert cuda_launch.kernels("cuda_mma", posed, 90) == ()
+
+
 @pytest.mark.parametrize(
-    ("tokens", "backend"),
+    ("tokens", "backend", "is_fp8"),
     [
-        pytest.param(1, "cuda", id="narrow"),
-        pytest.param(65, "cuda", id="wide"),
-        pytest.param(1, "cuda_mma", id="mma"),
+        pytest.param(1, "cuda", False, id="narrow"),
+        pytest.param(65, "cuda", False, id="wide"),
+        pytest.param(1, "cuda_mma", False, id="mma"),
+        pytest.param(5, "cuda", True, id="fp8"),
     ],
 )
-def test_a_source_refuses_another_amount_of_shared_memory_than_it_lays_out(tokens, backend):
-    posed = problem(tokens, 8)
+def test_a_source_refuses_another_amount_of_shared_memory_than_it_lays_out(tokens, backend, is_fp8):
+    posed = problem(tokens, 8, is_fp8=is_fp8)
     cut = cuda_launch.cut_of(backend, posed, 90)
     macros, arch = cuda_launch.macros(posed, cut), cut.arch_name(90)
     asked = {**macros, "SHARED_BYTES": macros["SHARED_BYTES"] - 8}

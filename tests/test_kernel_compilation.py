@@ -48,6 +48,7 @@ STACK_LIMIT = 32  # bytes a thread; a few registers at a loop's edge, nothing a 
 # Kernels that may spill, by name and architecture: bytes of stack a thread, and why.
 SPILLS = {
     ("split_kernel", 90): (256, "tall tiles, around the few tiles of a tree"),
+    ("tree_attention_fp8", 90): (64, "what is read of a piece once a tile, beside 72 fp8 rows"),
     **{
         ("ladder_kernel", arch): (640, "where pages have more rows than one; an exhibit")
         for arch in (90, 100)
@@ -62,12 +63,12 @@ EXHIBITS = ("triton_serial", "ladder")  # measured, not served
 # Of attention: a page's size only finds addresses there, and `cuda` has the kernels of both.
 CUDA = ("cuda", "cuda_mma")
 # Most and fewest tokens; a choice among all, and among the experts of groups; a rank's heads; each
-# kind of product.
+# kind of product; of attention what merges in a launch of its own, and what reads fp8.
 SHORT_CASES = (
     *("rank-int4-9", "rank-int4-1024", "rank-plain-1", "kimi-9", "deepseek-9", "mla-8-9"),
     *("values-9", "queries-9", "output-17", "shared-9", "down-9", "kimi-9-2"),
     *("tree-64", "tree-512", "walk-65", "kimi-1-1", "kimi-keep-1"),
-    *("whole-64", "rank-512", "whole-9"),
+    *("whole-64", "rank-512", "whole-9", "8x129-page64", "8x9-page64-fp8"),
 )
 PACKAGE = Path(engine.kernels.__file__).parent
 CUDA_KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)")
@@ -98,13 +99,17 @@ def in_short(name, case, dtype):
     """Whether the run without `--exhaustive` takes this backend, case and dtype."""
     if isinstance(case, OTHER_CASES):
         return dtype == torch.bfloat16 and case.name in SHORT_CASES
+    if case.is_fp8:
+        is_one = case.page_size == 64 and case.hybrid == (name in CUDA)
+        return is_one and dtype == torch.bfloat16 and name in ("triton_split", "cuda")
     if name in EXHIBITS or dtype == torch.float32:
         is_both = name in EXHIBITS and dtype == torch.float32
         return case.page_size == 1 and not case.hybrid and not is_both
     if name in CUDA:
         return name == "cuda" and (case.page_size, case.hybrid) in ((1, False), (64, True))
-    # Shorter than a tile, as long, longer; and beside a scratch.
-    return case.page_size == 64 or (case.page_size in (1, 128) and not case.hybrid)
+    # Shorter than a tile, as long, longer, of few rows; and beside a scratch.
+    is_longer = case.page_size == 128 and case.name.startswith("8x9-")
+    return case.page_size == 64 or ((case.page_size == 1 or is_longer) and not case.hybrid)
 
 
 def all_archs(op, name, arguments):

@@ -38,6 +38,7 @@ from benchmarks._regimes import (
     tree_axes,
 )
 from benchmarks._suite import CaseFacts, WallClock, _Suite, _warm_up
+from benchmarks.attention import Fp8Attention, TreeAttention
 from benchmarks.generation import NEW_TOKENS, Generation
 from benchmarks.moe import MoeLayer, layer_cost, random_rows, rank_layer
 from benchmarks.step import RankStep, Step
@@ -210,8 +211,10 @@ def test_a_served_size_is_stepped_in_full_and_on_a_gpu_only():
     full = rank_step_axes(PROFILES["full"], "cuda")
     assert full.context_tokens == [1024, 8192, 32768, 65536, 131072, 189440]
     # All but the definition and what `cuda` takes beside Hopper by itself.
-    served = set(OPS["tree_attention"].implementations) - {"reference", "cuda_mma"}
-    assert set(full.attention_backends) == served
+    kernels = set(OPS["tree_attention"].implementations) - {"reference"}
+    assert set(full.attention_backends) == kernels - {"cuda_mma"}
+    for axes in (attention_axes(PROFILES["full"], "cuda"), cut_step_axes(PROFILES["full"], "cuda")):
+        assert set(axes.attention_backends) == kernels
     assert moe_axes(PROFILES["full"], "cuda").num_tokens == [1, 9, 17, 33, 65, 256, 1024]
     assert moe_axes(PROFILES["quick"], "cuda").num_tokens == []
 
@@ -539,6 +542,19 @@ def test_a_sample_of_decoding_without_drafts_reads_no_drafter():
     assert facts.commit_length == 1.0
     assert facts.context_tokens == 256
     assert facts.kv_bytes == latent_row * sum(range(256, 256 + NEW_TOKENS))
+
+
+def test_attention_over_fp8_rows_moves_fewer_bytes_and_is_another_series():
+    cases = {}
+    for suite in (TreeAttention(), Fp8Attention()):
+        assert sample(suite, 100, "reference", 16) > 0.0
+        cases[name_of(type(suite))] = suite.facts()
+
+    plain, coded = (
+        cases[f"attention.{name}.time_cold"] for name in ("TreeAttention", "Fp8Attention")
+    )
+    assert (plain.kv_bytes, coded.kv_bytes) == (109 * 576 * 4, 109 * 656)
+    assert plain.flops == coded.flops
 
 
 def test_the_walk_goes_to_the_deepest_node():

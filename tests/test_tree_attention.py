@@ -29,6 +29,7 @@ from tests.attention_runs import (
     call,
     every_run,
     in_float64,
+    in_numbers,
     not_interpreted,
 )
 from tests.interpreter import assert_passes_in_the_interpreter
@@ -43,6 +44,8 @@ FEW_CASES = ("strided", "hybrid", "production", "huge-scores")
 def dtypes_of(case, device):
     """The interpreter cannot multiply bfloat16; on a device every dtype is a compilation."""
     few = (torch.float16, torch.float32) if case.name in FEW_CASES else ()
+    if INTERPRETED and case.is_fp8:
+        return {torch.float16}  # float32 queries beside wide fp8 rows are refused
     if INTERPRETED:
         return {torch.float32, *few}
     return (
@@ -67,7 +70,7 @@ every_case = pytest.mark.parametrize("case", OP.cases, ids=lambda case: case.nam
 
 def dense_attention(arguments):
     """Attend through torch's own attention, one query at a time over the rows it may see."""
-    double = in_float64(arguments)
+    double = in_numbers(in_float64(arguments))
     q, pages, value_dim = double["q"], double["kv_pages"], double["value_dim"]
     N, T, H, _ = q.shape
     out = torch.zeros(N, T, H, value_dim, dtype=torch.float64)
@@ -95,7 +98,7 @@ def dense_attention(arguments):
 @every_case
 @not_interpreted
 def test_what_must_not_matter_is_made_to_hurt(case):
-    arguments = OP.inputs(case)
+    arguments = in_numbers(OP.inputs(case))
     in_pages = [
         context + (0 if case.hybrid else size)
         for context, size in zip(case.context_lens, case.tree_sizes, strict=True)
@@ -285,6 +288,25 @@ if INTERPRETED:
         with pytest.raises(BackendError, match=message):
             OP.implementations[backend](**OP.inputs(CASES["root-only"], dtype=dtype) | change)
 
+    @pytest.mark.parametrize(
+        ("name", "dtype", "change", "message"),
+        [
+            ("fp8-groups", torch.float32, {}, "float16 queries beside fp8 rows of 256 values"),
+            (
+                "fp8",
+                torch.float16,
+                {"row_gap": 1},
+                "kv_pages to begin at, and step by, multiples of 4",
+            ),
+            ("fp8-hybrid", torch.float16, {"row_gap": 2}, "multiples of 4 bytes"),
+        ],
+    )
+    def test_fp8_rows_that_cannot_be_read_once_are_refused(name, dtype, change, message):
+        arguments = OP.inputs(replace(CASES[name], **change), dtype=dtype)
+
+        with pytest.raises(BackendError, match=message):
+            OP.implementations["triton_split"](**arguments)
+
     def test_a_workspace_that_is_too_small_is_refused():
         arguments = OP.inputs(CASES["root-only"])
 
@@ -327,7 +349,8 @@ def test_cost_counts_every_operand_once_and_every_visible_pair():
 @not_interpreted
 def test_cost_is_what_the_operands_hold(case):
     arguments = OP.inputs(case, dtype=torch.float16)
-    pages, lse_bytes = arguments["kv_pages"], 4
+    row_bytes = arguments["kv_pages"].shape[-1] * arguments["kv_pages"].itemsize
+    pages, lse_bytes = in_numbers(arguments)["kv_pages"], 4
     rows = int((~pages.isnan().any(-1)).sum()) + sum(case.tree_sizes) * case.hybrid
     queries = int((~arguments["q"].isnan().any(-1)).sum())
     table = arguments["page_table"]
@@ -336,7 +359,7 @@ def test_cost_is_what_the_operands_hold(case):
 
     cost = OP.cost(case, itemsize=2)
 
-    assert cost.kv_bytes == rows * case.latent_dim * 2
+    assert cost.kv_bytes == rows * row_bytes
     per_query = (case.latent_dim + case.value_dim) * 2 + lse_bytes
     ints = 4 * (ids + words + 2 * len(case.trees))
     assert cost.bytes - cost.kv_bytes == queries * per_query + ints

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,9 @@ from tests.attention_runs import (
     KERNEL_BACKENDS,
     ON_GPU,
     TRITON_BACKENDS,
+    assert_as_near_as_pytorch,
     assert_close,
     captured,
-    eager,
-    errors,
     far_apart,
     in_float64,
 )
@@ -80,16 +80,8 @@ def run(backend, arguments, **options):
 @every_shape
 def test_the_error_is_at_most_twice_that_of_pytorch_and_repeats_to_the_bit(backend, shape):
     arguments = OP.inputs(shape, device="cuda", dtype=DTYPE)
-    expected = OP.reference(**in_float64(arguments))
 
-    first, again = run(backend, arguments), run(backend, arguments)
-
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert_close(first, expected, OP.tolerance(DTYPE, shape.query_scale))
-    error, lse_error = errors(first, expected)
-    eager_error, eager_lse_error = errors(eager(arguments), expected)
-    assert error <= 2 * eager_error
-    assert lse_error <= 2 * eager_lse_error
+    assert_as_near_as_pytorch(partial(run, backend), arguments, shape.query_scale)
 
 
 @every_backend

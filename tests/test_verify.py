@@ -3,6 +3,7 @@
 import torch
 
 from engine.draft_tree import build_draft_tree
+from engine.kernels.tree_attention import CUDA_BACKENDS
 from engine.kv_cache import CacheShape, LatentCache
 from engine.verify import REFERENCE, Backends, plan_pass
 
@@ -28,6 +29,8 @@ def test_the_nntrainer_tree_starts_at_the_committed_length_and_counts_by_depth()
 
 
 def test_few_rows_are_multiplied_by_a_kernel_only_beside_cuda_kernels():
-    assert Backends("cuda", "triton").linear(32) == "cuda"
-    assert Backends("cuda", "triton").linear(33) == "reference"
+    for backend in CUDA_BACKENDS:
+        assert Backends(backend, "triton").linear(32) == "cuda"
+        assert Backends(backend, "triton").linear(33) == "reference"
+    assert Backends("reference", "cuda").linear(32) == "cuda"
     assert Backends("triton_split", "triton").linear(9) == "reference"

@@ -48,6 +48,7 @@ from engine.kernels.tree_attention import (
     tree_attention,
     workspace_size,
 )
+from engine.kernels.tree_attention.fp8_rows import dequantize_rows, fp8_row_bytes, quantize_rows
 from engine.kernels.tree_attention.ladder import ladder_attention, ladder_programs
 from engine.kernels.tree_walk import OP as _WALK_TREE
 from engine.kernels.tree_walk import Walk, WalkTreeCase, walk_tree
@@ -101,9 +102,11 @@ __all__ = [
     "attend_window",
     "choose_experts",
     "default_num_splits",
+    "dequantize_rows",
     "draft_tree",
     "experts_programs",
     "experts_workspace_size",
+    "fp8_row_bytes",
     "greedy_tokens",
     "grouped_experts",
     "head_rows",
@@ -113,6 +116,7 @@ __all__ = [
     "launched_programs",
     "likeliest_tokens",
     "mla_rows",
+    "quantize_rows",
     "skinny_linear",
     "tree_attention",
     "walk_tree",

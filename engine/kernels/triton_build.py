@@ -35,6 +35,7 @@ _TYPES = {
     torch.float32: "fp32",
     torch.int32: "i32",
     torch.int64: "i64",
+    torch.uint8: "u8",
 }
 
 

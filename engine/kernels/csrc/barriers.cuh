@@ -1,4 +1,5 @@
-// What a kernel says in PTX of barriers in shared memory, and of the copies that arrive on them.
+// What a kernel says in PTX of barriers in shared memory, of the copies that arrive on them, and of the
+// barriers of the hardware.
 #pragma once
 
 #include "ptx.cuh"
@@ -36,13 +37,19 @@ __device__ __forceinline__ void barriers_are_ready() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Arrive, and let the barrier wait for a copy of so many bytes, which starts: multiples of 16.
-__device__ __forceinline__ void arrive_with_copy(u32 barrier, u32 to, const void* from, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
+// True in all `kThreads` threads that meet at the hardware barrier `kBarrier` iff `mine` is in one of them.
+template <int kBarrier, int kThreads>
+__device__ __forceinline__ bool any_at_barrier(bool mine) {
+  int result;
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          to),
-      "l"(from), "r"(bytes), "r"(barrier)
+      "{\n"
+      ".reg .pred mine, any;\n"
+      "setp.ne.b32 mine, %1, 0;\n"
+      "barrier.cta.red.or.pred any, %2, %3, mine;\n"
+      "selp.b32 %0, 1, 0, any;\n"
+      "}"
+      : "=r"(result)
+      : "r"(static_cast<int>(mine)), "n"(kBarrier), "n"(kThreads)
       : "memory");
+  return result != 0;
 }

@@ -35,8 +35,8 @@
 // Grid: as many blocks as run at once, since blocks wait for each other's h.
 //
 // Source: mma of bytes and the order of operands in it: PTX ISA, "Matrix fragments for mma.m16n8k32".
-#include "barriers.cuh"
 #include "grouped_experts.cuh"
+#include "tensor_map.cuh"
 
 constexpr int kWarps = 4;
 constexpr int kStages = 2;    // of a warp's ring
@@ -69,10 +69,6 @@ constexpr int kSumsAt = kTokensAt + kWarps * kStages * kTurnTokens;
 constexpr int kBarriersAt = kSumsAt + 2 * kSums * 4;
 constexpr int kDownAt = kBarriersAt + kWarps * kStages * 8;  // what goes into down
 
-struct alignas(64) TensorMap {
-  u64 opaque[16];
-};
-
 struct Params {
   TensorMap gate, up, down;    // [E, inner, hidden / 8] twice, [E, hidden, inner / 8]
   const bf16_bits* x;          // [M, hidden]
@@ -93,20 +89,6 @@ struct Params {
   int M, K, E, hidden, inner, wide_ids, most_tiles;
   int gate_step, up_step, down_step;  // of an expert in the maps: 0 where one stands for all
 };
-
-// Start a copy of the map's box at (word, row, expert) that arrives on a barrier.
-__device__ __forceinline__ void copy_box(u32 to, const TensorMap& map, int word, int row, int expert,
-                                         u32 barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
-      "l"(&map), "r"(word), "r"(row), "r"(expert), "r"(barrier)
-      : "memory");
-}
-
-__device__ __forceinline__ void expect_map(const TensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
 
 __device__ __forceinline__ void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
   asm volatile(

@@ -10,7 +10,8 @@
 // fixed order: tree_attention_merge.cuh, a launch of its own, or tree_attention_merge_inside.cuh, which
 // says how its partial results lie.
 //
-// Compile-time: BLOCK_ROWS, PAGE_SIZE, HYBRID (tree rows beside the pages).
+// Compile-time: BLOCK_ROWS, PAGE_SIZE, HYBRID (tree rows beside the pages), MERGE_INSIDE (else a launch of
+// its own merges).
 #pragma once
 
 #include "ptx.cuh"
@@ -20,6 +21,9 @@
 #endif
 #ifndef HYBRID
 #define HYBRID 0
+#endif
+#ifndef MERGE_INSIDE
+#define MERGE_INSIDE 1
 #endif
 
 constexpr int kValueDim = 512;

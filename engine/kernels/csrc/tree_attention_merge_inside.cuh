@@ -45,6 +45,39 @@ struct GridBarrier {
   }
 };
 
+// Slots of the parts of an item, by one warp, where a run may be cut; how many there are.
+__device__ __forceinline__ int fill_slots(const Line& line, const Sequence& sequence, int block, int thread,
+                                          int* slots) {
+  const int lane = thread & 31;
+  int parts = 0;
+#pragma unroll 1
+  for (int first = 0; first * line.share < sequence.tiles; first += 32) {
+    const int chunk = first + lane, run = chunk * sequence.blocks + block;
+    const int length = min(line.share, sequence.tiles - chunk * line.share);
+    const int begin = sequence.begin + line.begin_of(sequence, chunk, block);
+    const int grid_block = begin / line.share, cut = (grid_block + 1) * line.share;
+    const bool is_there = length > 0, is_cut = is_there && cut < begin + length;
+    const u32 cuts = __ballot_sync(~0u, is_cut);
+    int* to = slots + parts + lane + __popc(cuts & ((1u << lane) - 1));
+    if (is_there && thread < 32) to[0] = line.slot(sequence, run, grid_block, begin == cut - line.share);
+    if (is_cut && thread < 32) to[1] = line.slot(sequence, run, grid_block + 1, true);
+    parts += __popc(__ballot_sync(~0u, is_there)) + __popc(cuts);
+  }
+  return parts;
+}
+
+// The vector of a partial result of four numbers of a block of 64 value dims and of four of the next.
+__device__ __forceinline__ uint4 part_vector(const float* first, const float* second) {
+  return make_uint4(pack_bf16(first[0], first[1]), pack_bf16(first[2], first[3]),
+                    pack_bf16(second[0], second[1]), pack_bf16(second[2], second[3]));
+}
+
+// The value dim of number `i` of vector `vector` of a partial result; see `store_part`.
+__device__ __forceinline__ int dim_of(int vector, int i) {
+  const int half = vector >> 5 & 1, warp = vector >> 3 & 3, block = 2 * (vector >> 6 & 1) + i / 4;
+  return 256 * half + 64 * block + 16 * warp + (vector & 7) + 8 * (i / 2 % 2);
+}
+
 // `kThreads` of a block, whose named barrier is `kBarrier`; `kRoom` bytes of shared memory. Few
 // instructions: each is fetched once, which takes longer than to execute it.
 template <int kThreads, int kBarrier, int kRoom>
@@ -70,26 +103,6 @@ struct Merge {
 
   __device__ __forceinline__ static void barrier() {
     asm volatile("barrier.cta.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
-  }
-
-  // Where the parts of an item lie, by one warp, where a run may be cut; how many there are.
-  __device__ __forceinline__ int fill_slots(const Sequence& sequence, int block) const {
-    const int lane = thread & 31;
-    int parts = 0;
-#pragma unroll 1
-    for (int first = 0; first * line.share < sequence.tiles; first += 32) {
-      const int chunk = first + lane, run = chunk * sequence.blocks + block;
-      const int length = min(line.share, sequence.tiles - chunk * line.share);
-      const int begin = sequence.begin + line.begin_of(sequence, chunk, block);
-      const int grid_block = begin / line.share, cut = (grid_block + 1) * line.share;
-      const bool is_there = length > 0, is_cut = is_there && cut < begin + length;
-      const u32 cuts = __ballot_sync(~0u, is_cut);
-      int* to = scratch.slots + parts + lane + __popc(cuts & ((1u << lane) - 1));
-      if (is_there && thread < 32) to[0] = line.slot(sequence, run, grid_block, begin == cut - line.share);
-      if (is_cut && thread < 32) to[1] = line.slot(sequence, run, grid_block + 1, true);
-      parts += __popc(__ballot_sync(~0u, is_there)) + __popc(cuts);
-    }
-    return parts;
   }
 
   // Weights of the parts for a row, by one warp, and where it goes.
@@ -147,7 +160,7 @@ struct Merge {
       int parts = 0;
       if (block < sequence.blocks)
         parts = line.is_padded ? (sequence.tiles + line.share - 1) / line.share
-                               : fill_slots(sequence, block);
+                               : fill_slots(line, sequence, block, thread, scratch.slots);
       columns = min(min(end - first, kItemVectors - inside), kThreads);
       if (parts > 1) columns = min(columns, kMostVectors / parts);
       if (waits && thread == 0) grid.wait();
@@ -217,11 +230,5 @@ struct Merge {
       }
       barrier();
     }
-  }
-
-  // The value dim of number `i` of a vector; see store_part.
-  __device__ __forceinline__ static int dim_of(int vector, int i) {
-    const int half = vector >> 5 & 1, warp = vector >> 3 & 3, block = 2 * (vector >> 6 & 1) + i / 4;
-    return 256 * half + 64 * block + 16 * warp + (vector & 7) + 8 * (i / 2 % 2);
   }
 };

@@ -4,19 +4,25 @@
 // value dims stand in N, 256 at once, so that a product of weights and values reads each value from
 // shared memory once, not once for every 64 dims as in tree_attention_sm90.cu.
 //
-// Grid: one block an SM, each with its share of the line (tree_attention_line.cuh).
+// Grid: one block an SM, each with its share of the line (tree_attention_fronts.cuh). Where MERGE_INSIDE
+// the launch is cooperative and its blocks merge what they wrote; else a second launch does
+// (tree_attention_merge_rows.cuh).
 //
 // Warpgroups (128 threads each):
-//   0 loads   tiles, 16 bytes a thread and copy (cp.async), zeros for rows that are not live; any page
-//             size, page ids asked one tile ahead
+//   0 loads   tiles: where a page holds boxes of 8 rows or more, one thread a box, by the tensor map of
+//             the pages, 64 dims of as many rows as lie together; the blocks of a sequence, which are
+//             at the same tile, each bring a part of the next one to L2. Tiles that are not full, and
+//             all with shorter pages: 16 bytes a thread and copy (cp.async), zeros for rows that are
+//             not live. Page ids are asked one tile ahead.
 //   1, 2      take turns: one computes the scores of a tile and its softmax while the other has the
 //             tensor cores. Each adds the values of every tile in half of the dims, 64 x 256 in
-//             registers; weights go from one to the other through shared memory.
+//             registers. Weights stay in the registers of the warpgroup that found them and go to the
+//             other through shared memory. The rope of the queries stands in registers.
 //
-// Shared memory: queries 64 x 576 | values 2 x 64 x 512 | rope 64 x 64 | weights 2 x 64 x 64 | what
+// Shared memory: queries 64 x 512 | values 2 x 64 x 512 | rope 2 x 64 x 64 | weights 2 x 64 x 64 | what
 // a tile changed, twice | barriers. All in chunks of 64 dims (keys) whose rows of 128 bytes are
 // swizzled by 128.
-// Barriers, each with a full and an empty side: half of the value dims of a stage, the rope, the
+// Barriers, each with a full and an empty side: half of the value dims of a stage, its rope, the
 // weights of either warpgroup. A half is loaded anew as soon as its warpgroup has added it.
 //
 // A row's shift is its running maximum, raised only when a score exceeds it by RISE. Tiles are
@@ -27,40 +33,58 @@
 // turn, half of the output each, value from the key tile), FlashAttention-4 (rescaling only beyond a
 // threshold), ThunderMLA (no host schedule).
 //
-// Compile-time: PAGE_SIZE, HYBRID (tree rows beside the pages), SHARED_BYTES (what the launch asks
-// for, to be compared).
+// Compile-time: PAGE_SIZE, HYBRID (tree rows beside the pages), MERGE_INSIDE, SHARED_BYTES (what the
+// launch asks for, to be compared).
 
 #define BLOCK_ROWS 64
 
 #include "hopper.cuh"
+#include "tensor_map.cuh"
 #include "tree_attention_copies.cuh"
-#include "tree_attention_line.cuh"
-#include "tree_attention_merge.cuh"
+#include "tree_attention_fronts.cuh"
+#include "tree_attention_merge_rows.cuh"
 
 constexpr int kHalfDims = kValueDim / 2;      // of a warpgroup
 constexpr int kHalfChunks = kHalfDims / 64;
-constexpr int kChunks = kValueDim / 64 + 1;   // the last one is rope
+constexpr int kQueryChunks = kValueDim / 64;  // in shared memory; the rope's stand in registers
+constexpr int kChunks = kQueryChunks + 1;
 constexpr int kStages = 2;
+constexpr int kPagePower = PAGE_SIZE & -PAGE_SIZE;  // rows that lie in one page, whatever the first
+constexpr int kBoxRows = kPagePower < kKeys ? kPagePower : kKeys;
+constexpr int kBoxes = kKeys / kBoxRows;
+constexpr bool kHasBoxes = kBoxRows >= 8;  // fewer rows a box take longer to start than a tile has
 constexpr int kScores = kKeys / 2;            // accumulator registers of 64 x 64 a thread
 constexpr int kValues = kHalfDims / 2;        // of 64 x 256
 constexpr float kRise = 8.0f;                 // RISE, in powers of two
 
 constexpr int kQueryOffset = 0;
-constexpr int kValueOffset = kQueryOffset + kChunks * kChunkBytes;
+constexpr int kValueOffset = kQueryOffset + kQueryChunks * kChunkBytes;
 constexpr int kRopeOffset = kValueOffset + kStages * 2 * kHalfChunks * kChunkBytes;
-constexpr int kWeightOffset = kRopeOffset + kChunkBytes;
+constexpr int kWeightOffset = kRopeOffset + kStages * kChunkBytes;
 constexpr int kChangeOffset = kWeightOffset + 2 * kChunkBytes;
 constexpr int kBarrierOffset = kChangeOffset + 2 * (2 * 64 + 4) * 4;
-constexpr int kNumBarriers = 4 * kStages + 2 + 4;
+constexpr int kNumBarriers = 6 * kStages + 4;
 constexpr int kSharedBytes = kBarrierOffset + kNumBarriers * 8;
 static_assert(kSharedBytes <= 232448, "shared memory of a block on sm_90");
 #ifdef SHARED_BYTES
 static_assert(kSharedBytes == SHARED_BYTES, "shared memory the launch asks for");
 #endif
 
+struct WideParams {
+  Params p;
+  TensorMap rows;  // [P, L, 576], in words of two; boxes of 64 dims and kBoxRows rows
+};
+
+enum NamedBarrier { kComputing = 1, kScored, kCopying };
+
 template <int kThreads>
 __device__ __forceinline__ void named_barrier(int name) {
   asm volatile("barrier.cta.sync %0, %1;" ::"r"(name), "n"(kThreads) : "memory");
+}
+
+template <int kThreads>
+__device__ __forceinline__ void named_barrier_arrive(int name) {
+  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(name), "n"(kThreads) : "memory");
 }
 
 // ---- matrix instructions ---------------------------------------------------------------------------
@@ -97,6 +121,21 @@ __device__ __forceinline__ void multiply_values(float (&d)[kValues], u64 a, u64 
                : "l"(a), "l"(b));
 }
 
+// The same with a in registers.
+__device__ __forceinline__ void multiply_scores(float (&d)[kScores], const u32 (&a)[4], u64 b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" L32
+               "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
+               : D32(0)
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+__device__ __forceinline__ void multiply_values(float (&d)[kValues], const u32 (&a)[4], u64 b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" L128
+               "}, {%128, %129, %130, %131}, %132, 1, 1, 1, 1;"
+               : D128
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
 // What is in flight until here may not be touched before.
 template <int kCount>
 __device__ __forceinline__ void matrix_results(float (&d)[kCount]) {
@@ -106,38 +145,146 @@ __device__ __forceinline__ void matrix_results(float (&d)[kCount]) {
 
 // ---- roles -----------------------------------------------------------------------------------------
 
+// Parts of a stage, which are brought and given back on their own: two halves of the values, the rope.
+constexpr int kParts = 3;
+__device__ __forceinline__ constexpr int chunks_of(int part) { return part < 2 ? kHalfChunks : 1; }
+__device__ __forceinline__ u32 place_of(u32 stage, u32 part) {
+  return part < 2 ? kValueOffset + (stage * 2 + part) * kHalfChunks * kChunkBytes
+                  : kRopeOffset + stage * kChunkBytes;
+}
+
 struct Barriers {
   u32 base;
 
-  __device__ __forceinline__ u32 full(u32 stage, u32 half) const { return base + 16 * stage + 8 * half; }
-  __device__ __forceinline__ u32 empty(u32 stage, u32 half) const {
-    return base + 32 + 16 * stage + 8 * half;
+  // Parts of a stage: two halves of the values, the rope. They come chunk by chunk.
+  __device__ __forceinline__ u32 full(u32 stage, u32 part) const {
+    return base + 8 * (kParts * stage + part);
   }
-  __device__ __forceinline__ u32 rope_full() const { return base + 64; }
-  __device__ __forceinline__ u32 rope_empty() const { return base + 72; }
-  __device__ __forceinline__ u32 weights_full(u32 group) const { return base + 80 + 8 * group; }
-  __device__ __forceinline__ u32 weights_empty(u32 group) const { return base + 96 + 8 * group; }
+  __device__ __forceinline__ u32 empty(u32 stage, u32 part) const {
+    return base + 8 * (kParts * (kStages + stage) + part);
+  }
+  __device__ __forceinline__ u32 weights_full(u32 group) const {
+    return base + 8 * (2 * kParts * kStages + group);
+  }
+  __device__ __forceinline__ u32 weights_empty(u32 group) const { return weights_full(group + 2); }
 };
 
+// What the first warpgroup does where pages are long enough for boxes: bring the tiles.
+struct Loader {
+  const WideParams& w;
+  const Params& p;
+  u32 shared;
+  Barriers barriers;
+
+  __device__ __forceinline__ static int lane() { return threadIdx.x & 31; }
+  __device__ __forceinline__ static int warp() { return threadIdx.x >> 5; }
+  __device__ __forceinline__ static bool is_full(const Piece& piece, int tile) {
+    return (tile + 1) * kKeys <= piece.sequence.context_len;
+  }
+
+  // Page of the box that this lane brings of a full tile.
+  __device__ __forceinline__ int page(const Piece& piece, int tile) const {
+    if (lane() >= kBoxes || !is_full(piece, tile)) return 0;
+    const int position = tile * kKeys + lane() * kBoxRows;
+    return p.page_table[piece.sequence.index * p.table_sequence + position / PAGE_SIZE];
+  }
+  __device__ __forceinline__ static int row_in_page(int tile) {
+    return (tile * kKeys + lane() * kBoxRows) % PAGE_SIZE;
+  }
+
+  // A full tile, in boxes, by the first warp.
+  __device__ __forceinline__ void bring(int tile, u32 count, int page) const {
+    const u32 stage = count % kStages, parity = ((count / kStages) & 1) ^ 1;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      barrier_wait(barriers.empty(stage, part), parity);
+      const u32 full = barriers.full(stage, part);
+      if (lane() == 0) arrive_expecting(full, chunks_of(part) * kChunkBytes);
+      __syncwarp();
+      if (lane() < kBoxes) {
+        const u32 to = shared + place_of(stage, part) + lane() * kBoxRows * 128;
+#pragma unroll
+        for (int chunk = 0; chunk < chunks_of(part); ++chunk)
+          copy_box(to + chunk * kChunkBytes, w.rows, part * kHalfDims / 2 + chunk * 32,
+                   row_in_page(tile), page, full);
+      }
+      __syncwarp();
+    }
+  }
+
+  // Any other tile, 16 bytes a copy, zeros for rows that are not live; 16 rows a warp. Three warps do
+  // nothing else and meet the first one here.
+  __device__ __forceinline__ void copy(const Piece& piece, int tile, u32 count) const {
+    const u32 stage = count % kStages, parity = ((count / kStages) & 1) ^ 1;
+    const Row row(piece.sequence, tile, 16 * warp() + (lane() & 15));
+    const u64 own =
+        reinterpret_cast<u64>(row.address(p, piece.sequence, row.page(p, piece.sequence)));
+    const int unit = lane() & 7;
+    if (warp() == 0)
+#pragma unroll 1
+      for (int part = 0; part < kParts; ++part) barrier_wait(barriers.empty(stage, part), parity);
+    named_barrier<128>(kCopying);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll 1
+      for (int i = 0; i < 16; i += 4) {
+        const int key = 16 * warp() + i + (lane() >> 3);
+        const u64 found = __shfl_sync(~0u, own, i + (lane() >> 3));
+        const bf16_bits* from = found ? reinterpret_cast<const bf16_bits*>(found) + unit * 8 : p.q;
+        const u32 to = shared + place_of(stage, part) + key * 128 + ((unit ^ (key & 7)) << 4);
+#pragma unroll
+        for (int chunk = 0; chunk < chunks_of(part); ++chunk)
+          copy_16(to + chunk * kChunkBytes, from + part * kHalfDims + chunk * 64, found ? 16 : 0);
+      }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    fence_async_proxy();
+    named_barrier<128>(kCopying);
+    if (threadIdx.x < kParts) barrier_arrive(barriers.full(stage, threadIdx.x));
+  }
+
+  __device__ __forceinline__ void run() const {
+    FrontRun run(p);
+    Piece piece;
+    u32 count = 0;
+    while (run.next(p, piece)) {
+      const int end = min(piece.last, max(piece.first, piece.sequence.context_len / kKeys));
+      if (warp() == 0) {
+        int next = page(piece, piece.first);
+#pragma unroll 1
+        for (int tile = piece.first; tile < end; ++tile) {
+          const int now = next;
+          next = tile + 1 < end ? page(piece, tile + 1) : 0;
+          if (tile + 1 < end && lane() < kBoxes)
+#pragma unroll 1
+            for (int chunk = piece.row / BLOCK_ROWS; chunk < kChunks; chunk += piece.sequence.blocks)
+              expect_box(w.rows, chunk * 32, row_in_page(tile + 1), next);
+          bring(tile, count + tile - piece.first, now);
+        }
+      }
+#pragma unroll 1
+      for (int tile = end; tile < piece.last; ++tile) copy(piece, tile, count + tile - piece.first);
+      count += piece.last - piece.first;
+    }
+  }
+};
+
+// What the first warpgroup does where pages are too short for boxes.
 __device__ __forceinline__ void load(const Params& p, u32 shared, const Barriers& barriers) {
-  Run run(p);
+  FrontRun run(p);
   Piece piece;
   if (!run.next(p, piece)) return;
   const auto next = [&](u32) { return run.next(p, piece); };
   load_tiles(p, piece, next, [&](const TileRows& rows, u32 count, u32 inside) {
     const u32 stage = count % kStages, parity = ((count / kStages) & 1) ^ 1;
-    const u32 values = shared + kValueOffset + stage * 2 * kHalfChunks * kChunkBytes + inside;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      barrier_wait(barriers.empty(stage, half), parity);
+    for (int part = 0; part < kParts; ++part) {
+      const u32 to = shared + place_of(stage, part) + inside;
+      barrier_wait(barriers.empty(stage, part), parity);
 #pragma unroll
-      for (int chunk = half * kHalfChunks; chunk < (half + 1) * kHalfChunks; ++chunk)
-        rows.copy(values + chunk * kChunkBytes, chunk * 64);
-      barrier_arrive_after_copies(barriers.full(stage, half));
+      for (int chunk = 0; chunk < chunks_of(part); ++chunk)
+        rows.copy(to + chunk * kChunkBytes, part * kHalfDims + chunk * 64);
+      barrier_arrive_after_copies(barriers.full(stage, part));
     }
-    barrier_wait(barriers.rope_empty(), (count & 1) ^ 1);
-    rows.copy(shared + kRopeOffset + inside, kValueDim);
-    barrier_arrive_after_copies(barriers.rope_full());
   });
 }
 
@@ -217,6 +364,7 @@ struct Group {
   u32 count, weighed, followed;  // tiles so far; of them weighed here and by the other
   Softmax softmax;
   float values[kValues];
+  u32 rope_queries[4][4], own_weights[kKeys / 16][4];
 
   __device__ __forceinline__ static int warp() { return (threadIdx.x & 127) >> 5; }
   __device__ __forceinline__ static int lane() { return threadIdx.x & 31; }
@@ -229,52 +377,42 @@ struct Group {
     return opaque(shared) + kWeightOffset + of * kChunkBytes;
   }
 
-  // Queue the product of the queries and tile number `number`, half by half as it comes.
+  // Queue the product of the queries and tile number `number`, part by part as it comes.
   __device__ __forceinline__ void start_scores(u32 number, float (&scores)[kScores]) const {
     const u32 at = opaque(shared), stage = number % kStages, parity = (number / kStages) & 1;
     const u64 queries = descriptor(at + kQueryOffset, 16, 1024, 1);
-    const u64 keys =
-        descriptor(at + kValueOffset + stage * 2 * kHalfChunks * kChunkBytes, 16, 1024, 1);
-    const u64 rope = descriptor(at + kRopeOffset, 16, 1024, 1);
+    const u64 keys = descriptor(at + kValueOffset + stage * 2 * kHalfChunks * kChunkBytes, 16, 1024, 1);
+    const u64 rope = descriptor(at + kRopeOffset + stage * kChunkBytes, 16, 1024, 1);
 #pragma unroll
-    for (int chunk = 0; chunk < kChunks - 1; ++chunk) {
+    for (int chunk = 0; chunk < kQueryChunks; ++chunk) {
       if (chunk % kHalfChunks == 0) {
         barrier_wait(barriers.full(stage, chunk / kHalfChunks), parity);
-        fence_async_proxy();
+        if (!kHasBoxes) fence_async_proxy();
       }
 #pragma unroll
       for (int part = 0; part < 4; ++part)
         multiply_scores(scores, queries + chunk * (kChunkBytes >> 4) + part * 2,
                         keys + chunk * (kChunkBytes >> 4) + part * 2, chunk + part > 0);
     }
-    barrier_wait(barriers.rope_full(), number & 1);
-    fence_async_proxy();
+    matrix_commit();
+    barrier_wait(barriers.full(stage, kParts - 1), parity);
+    if (!kHasBoxes) fence_async_proxy();
 #pragma unroll
     for (int part = 0; part < 4; ++part)
-      multiply_scores(scores, queries + (kChunks - 1) * (kChunkBytes >> 4) + part * 2,
-                      rope + part * 2, 1);
+      multiply_scores(scores, rope_queries[part], rope + part * 2);
     matrix_commit();
   }
 
-  // Queue the product of the weights of warpgroup `of` and this one's dims of tile `number`.
-  __device__ __forceinline__ void start_values(u32 number, u32 of) {
-    const u64 weights = descriptor(weights_at(of), 16, 1024, 1);
-    const u64 rows = descriptor(
-        opaque(shared) + kValueOffset +
-            (number % kStages * 2 + group) * kHalfChunks * kChunkBytes,
-        kChunkBytes, 1024, 1);
-#pragma unroll
-    for (int part = 0; part < kKeys / 16; ++part)
-      multiply_values(values, weights + part * 2, rows + (part * 2048 >> 4));
-    matrix_commit();
+  // This warpgroup's dims of tile `number`.
+  __device__ __forceinline__ u64 rows_of(u32 number) const {
+    const u32 half = number % kStages * 2 + group;
+    return descriptor(opaque(shared) + kValueOffset + half * kHalfChunks * kChunkBytes, kChunkBytes,
+                      1024, 1);
   }
 
-  // The values of tile `number` and the weights of `of` have been added.
-  __device__ __forceinline__ void give_back(u32 number, u32 of) const {
-    if (lane() == 0) {
-      barrier_arrive(barriers.empty(number % kStages, group));
-      barrier_arrive(barriers.weights_empty(of));
-    }
+  // Let the copies have part `part` of tile `number` anew, those of both blocks.
+  __device__ __forceinline__ void give_back(u32 number, u32 part) const {
+    if (lane() == 0) barrier_arrive(barriers.empty(number % kStages, part));
   }
 
   // Wait for the weights of the other warpgroup and follow where it raised a peak.
@@ -296,11 +434,17 @@ struct Group {
   // Compute the scores of tile number `number`, what rows may not see hidden.
   __device__ __forceinline__ void score(const Piece& piece, int tile, u32 number,
                                         float (&scores)[kScores], float (&highest)[2]) const {
+    // The second warpgroup waits for the scores before: side by side both would end late.
+    if (kHasBoxes && group == 1) named_barrier<256>(kScored);
     matrix_begin();
     start_scores(number, scores);
+    if (kHasBoxes && group == 0 && tile + 1 < piece.last) {
+      matrix_wait<1>();  // all but the rope
+      named_barrier_arrive<256>(kScored);
+    }
     matrix_wait<0>();
     matrix_results(scores);
-    if (lane() == 0) barrier_arrive(barriers.rope_empty());
+    give_back(number, 2);
     const int context_tiles = (piece.sequence.context_len + kKeys - 1) / kKeys;
     if (tile >= context_tiles || (tile + 1) * kKeys > piece.sequence.context_len)
       hide(p, piece, tile, row(), scores);
@@ -325,41 +469,59 @@ struct Group {
     }
     fence_async_proxy();
     barrier_arrive(barriers.weights_full(group));
+    ++weighed;
     return is_raised;
   }
 
-  // Start to add tile number `number`, the weights of `of`.
-  __device__ __forceinline__ void begin(u32 number, u32 of) {
+  // Start to add tile number `number`, which the other warpgroup has weighed.
+  __device__ __forceinline__ void begin(u32 number) {
+    const u64 weights = descriptor(weights_at(group ^ 1), 16, 1024, 1), rows = rows_of(number);
     matrix_results(values);
     matrix_begin();
-    start_values(number, of);
+#pragma unroll
+    for (int part = 0; part < kKeys / 16; ++part)
+      multiply_values(values, weights + part * 2, rows + (part * 2048 >> 4));
+    matrix_commit();
   }
 
-  __device__ __forceinline__ void end(u32 number, u32 of) {
+  __device__ __forceinline__ void end(u32 number) {
     matrix_wait<0>();
     matrix_results(values);
-    give_back(number, of);
+    give_back(number, group);
+    if (lane() == 0) barrier_arrive(barriers.weights_empty(group ^ 1));
   }
 
   // Add the tile this warpgroup has weighed.
   __device__ __forceinline__ void add(u32 number, bool is_raised, const float (&decay)[2]) {
     if (is_raised) scale_values(decay, values);
-    barrier_wait(barriers.weights_full(group), weighed & 1);
-    ++weighed;
-    begin(number, group);
-    end(number, group);
+    const u64 rows = rows_of(number);
+    matrix_results(values);
+#pragma unroll
+    for (int part = 0; part < kKeys / 16; ++part)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(own_weights[part][i])::"memory");
+    matrix_begin();
+#pragma unroll
+    for (int part = 0; part < kKeys / 16; ++part)
+      multiply_values(values, own_weights[part], rows + (part * 2048 >> 4));
+    matrix_commit();
+    matrix_wait<0>();
+    matrix_results(values);
+    give_back(number, group);
   }
 
-  __device__ __forceinline__ void store_weights(const float (&weights)[kScores]) const {
+  __device__ __forceinline__ void store_weights(const float (&weights)[kScores]) {
     const int to_row = 16 * warp() + (lane() & 15), unit = lane() >> 4;
 #pragma unroll
     for (int part = 0; part < kKeys / 16; ++part) {
-      const float* w = weights + 8 * part;
+      u32(&own)[4] = own_weights[part];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        own[i] = pack_bf16(weights[8 * part + 2 * i], weights[8 * part + 2 * i + 1]);
       asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                        weights_at(group) + to_row * 128 +
                        (((2 * part + unit) ^ (to_row & 7)) << 4)),
-                   "r"(pack_bf16(w[0], w[1])), "r"(pack_bf16(w[2], w[3])),
-                   "r"(pack_bf16(w[4], w[5])), "r"(pack_bf16(w[6], w[7]))
+                   "r"(own[0]), "r"(own[1]), "r"(own[2]), "r"(own[3])
                    : "memory");
     }
   }
@@ -380,24 +542,24 @@ struct Group {
       bool is_raised;
       if (group == 0) {
         follow(other);
-        begin(number - 1, other);
-        end(number - 1, other);
+        begin(number - 1);
+        end(number - 1);
         score(piece, tile, number, scores, highest);
         is_raised = weigh(scores, highest, decay);
       } else {
         score(piece, tile, number, scores, highest);
         follow(other);
-        begin(number - 1, other);
+        begin(number - 1);
         is_raised = weigh(scores, highest, decay);  // while the last tile is being added
-        end(number - 1, other);
+        end(number - 1);
       }
       add(number, is_raised, decay);
     }
     if (tile - 1 < piece.last) {
       const u32 number = count + (tile - 1 - piece.first);
       follow(other);
-      begin(number, other);
-      end(number, other);
+      begin(number);
+      end(number);
     }
     count += piece.last - piece.first;
   }
@@ -410,12 +572,12 @@ struct Group {
       softmax.total[h] += __shfl_xor_sync(~0u, softmax.total[h], 1);
       softmax.total[h] += __shfl_xor_sync(~0u, softmax.total[h], 2);
     }
-    named_barrier<256>(1);
+    named_barrier<256>(kComputing);
     if ((lane() & 3) == 0) {
       totals[64 * group + row()] = softmax.total[0];
       totals[64 * group + row() + 8] = softmax.total[1];
     }
-    named_barrier<256>(1);
+    named_barrier<256>(kComputing);
     bf16_bits* to[2];
     float by[2];
 #pragma unroll
@@ -453,51 +615,75 @@ struct Group {
       }
   }
 
+  // The rope of the queries, as the matrix instructions take it from registers.
+  __device__ __forceinline__ void load_rope(const Piece& piece) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int packed = piece.row + row() + 8 * h, token = packed / p.H, head = packed - token * p.H;
+      const bool live = token < piece.sequence.tree_size;
+      const bf16_bits* from = p.q + piece.sequence.index * p.q_sequence + token * p.q_token +
+                              head * p.q_head + kValueDim + 2 * (lane() & 3);
+#pragma unroll
+      for (int part = 0; part < 4; ++part)
+#pragma unroll
+        for (int k = 0; k < 2; ++k)
+          rope_queries[part][2 * k + h] =
+              live ? *reinterpret_cast<const u32*>(from + 16 * part + 8 * k) : 0;
+    }
+  }
+
   __device__ __forceinline__ void run() {
-    Run run(p);
+    FrontRun run(p);
     Piece piece;
     while (run.next(p, piece)) {
-      named_barrier<256>(1);  // the last queries and totals have been read
+      named_barrier<256>(kComputing);  // the last queries and totals have been read
       const int half = 32 * static_cast<int>(group), first = half + ((threadIdx.x & 127) >> 3);
-      load_queries<kChunks, kChunkBytes, 16>(p, piece, shared + kQueryOffset, first, half + 32);
-      named_barrier<256>(1);
+      load_queries<kQueryChunks, kChunkBytes, 16>(p, piece, shared + kQueryOffset, first, half + 32);
+      load_rope(piece);
+      named_barrier<256>(kComputing);
       softmax.reset();
 #pragma unroll
       for (int i = 0; i < kValues; ++i) values[i] = 0.0f;
       walk(piece);
       finish(piece);
     }
+#if MERGE_INSIDE
+    merge_share<8, kComputing>(p, run.line, reinterpret_cast<RowParts*>(smem + kValueOffset),
+                               threadIdx.x - 128);
+#endif
   }
 };
 
 extern "C" __global__ void __launch_bounds__(384, 1)
-    tree_attention(const __grid_constant__ Params p) {
+    tree_attention(const __grid_constant__ WideParams w) {
   extern __shared__ __align__(1024) unsigned char smem[];
   const u32 shared = shared_address(smem);
   const Barriers barriers{shared + kBarrierOffset};
   if (threadIdx.x == 0) {
+    if (kHasBoxes) expect_map(w.rows);
     if (shared & 1023) __trap();  // the swizzle counts from addresses that are multiples of 1024
-    for (int i = 0; i < 2; ++i) {
-      for (int stage = 0; stage < kStages; ++stage) {
-        barrier_init(barriers.full(stage, i), 128);
-        barrier_init(barriers.empty(stage, i), 4);
+    for (int stage = 0; stage < kStages; ++stage) {
+      for (int part = 0; part < kParts; ++part) {
+        barrier_init(barriers.full(stage, part), kHasBoxes ? 1 : 128);
+        barrier_init(barriers.empty(stage, part), 4);
       }
-      barrier_init(barriers.weights_full(i), 128);
-      barrier_init(barriers.weights_empty(i), 8);
     }
-    barrier_init(barriers.rope_full(), 128);
-    barrier_init(barriers.rope_empty(), 4);
+    for (int group = 0; group < 2; ++group) {
+      barrier_init(barriers.weights_full(group), 128);
+      barrier_init(barriers.weights_empty(group), 4);
+    }
     barriers_are_ready();
   }
   __syncthreads();
   grid_let_next_start();
   const int role = threadIdx.x >> 7;
   if (role == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    load(p, shared, barriers);
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+    if (!kHasBoxes) load(w.p, shared, barriers);
+    else Loader{w, w.p, shared, barriers}.run();
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    Group group{p, smem, shared, static_cast<u32>(uniform(role - 1)), barriers, 0, 0, 0};
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+    Group group{w.p, smem, shared, static_cast<u32>(uniform(role - 1)), barriers, 0, 0, 0};
     group.run();
   }
 }

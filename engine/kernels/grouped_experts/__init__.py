@@ -30,11 +30,12 @@ Source: arXiv 2412.19437 §2.1.2 (the experts), vllm-project/compressed-tensors 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.kernels.grouped_experts import cases
 from engine.kernels.grouped_experts.cases import GroupedExpertsCase
-from engine.kernels.grouped_experts.problem import Problem, pose
+from engine.kernels.grouped_experts.problem import pose
 from engine.kernels.grouped_experts.reference import run as _run_reference
 from engine.kernels.op import Backend, Build, Op
 from engine.kernels.registry import backend_named, given, later, op_of
@@ -172,11 +173,16 @@ def experts_workspace_size(*operands: Tensor, backend: str, **arguments: Any) ->
     return int(size(_problem(*operands, **arguments)))
 
 
-def _problem(*operands: Tensor, **arguments: Any) -> Problem:
-    """Check the arguments of a call of which the optional ones may be left out."""
-    scales = ("gate_scale", "up_scale", "down_scale", "block")
-    options: dict[str, Any] = dict.fromkeys((*scales, "num_splits", "out", "workspace"))
-    return pose(*operands, **(options | arguments))
-
+# The arguments of a call, checked; the optional ones may be left out.
+_problem = partial(
+    pose,
+    gate_scale=None,
+    up_scale=None,
+    down_scale=None,
+    block=None,
+    num_splits=None,
+    out=None,
+    workspace=None,
+)
 
 OP: Op[GroupedExpertsCase] = op_of(grouped_experts, _BACKENDS, _problem, cases)

@@ -15,10 +15,10 @@ import torch
 from engine.errors import BackendError
 from engine.kernels.cubin import CudaKernel, Launch, compile_cubin
 from engine.kernels.grouped_experts.cuda_operands import GROUP, INPUTS, projections, scale_of
-from engine.kernels.grouped_experts.tensor_maps import MAP_BYTES, expert_step, tensor_map
 from engine.kernels.machine import arch_of, num_sms
 from engine.kernels.op import Binary, Kernel
 from engine.kernels.operands import room
+from engine.kernels.tensor_maps import MAP_BYTES, expert_step, tensor_map
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

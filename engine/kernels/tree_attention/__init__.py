@@ -19,6 +19,12 @@ TRITON_INTERPRET=1), `cuda` (CUDA C++: bfloat16, value_dim 512, rope_dim 64, row
 multiples of 16 bytes, a softmax_scale above 0; needs the extra `cuda`) with the kernel made for the
 device, `cuda_mma` with the one that every device runs, in 99 KB of shared memory.
 
+Cached rows are numbers of the queries' dtype, or fp8 with scales in bytes (`fp8_rows`), 656 of
+them where bfloat16 takes 1152; the tree's rows then are such rows too, in the pages or beside them,
+since a node has to be to its descendants what it will be once it is committed. `reference`,
+`triton_split` and, on sm_90, `cuda` read them, the others refuse. `cuda` multiplies their values as
+float16: one beyond 65504, of a row or of a query, is infinite to it.
+
 A CUDA graph: a call can be captured, once one like it was made outside, which compiles and loads
 the kernels, and replayed with other lengths, pages and masks in the same buffers. What a graph
 fixes is the bucket it stands for: N, T and the width of the page table. The number of splits is a
@@ -52,6 +58,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "CUDA_BACKENDS",
     "OP",
     "TreeAttentionCase",
     "default_num_splits",
@@ -60,6 +67,7 @@ __all__ = [
     "workspace_size",
 ]
 
+CUDA_BACKENDS = ("cuda", "cuda_mma")  # in CUDA C++, which needs the extra `cuda`
 _WHAT = "attention backend"  # as refusals call it
 _ARCHS = (90, 100, 120)
 
@@ -101,8 +109,7 @@ _BACKENDS: dict[str, Backend] = {
         num_splits=later("tree_attention.triton_split", "choose_num_splits"),
         workspace_size=_split_workspace,
     ),
-    "cuda": _cuda("cuda"),
-    "cuda_mma": _cuda("cuda_mma"),
+    **{name: _cuda(name) for name in CUDA_BACKENDS},
 }
 
 
@@ -133,7 +140,7 @@ def tree_attention(
     ----------
     q : [N, T, H, D], last dim contiguous
         Absorbed queries; rows of tokens ≥ tree_sizes[n] are padding and never matter.
-    kv_pages : [P, L, D], dtype of q, last dim contiguous
+    kv_pages : [P, L, D], dtype of q, or [P, L, fp8_row_bytes] uint8; last dim contiguous
         All pages of one layer. Rows outside the sequences may hold anything, NaN too.
     page_table : [N, max_pages] int32, last dim contiguous
         Page ids in order of position; entries beyond a sequence's length are never read.
@@ -147,10 +154,10 @@ def tree_attention(
         Factor of the scores.
     value_dim : int
         Leading dims of a row that are its value.
-    tree_kv : [N, T, D], dtype of q, last dim contiguous, optional
+    tree_kv : [N, T, D], dtype and width of kv_pages, last dim contiguous, optional
         The tree's rows. Without it they follow the committed rows in the pages.
     kv_scales : None
-        Reserved for quantised pages, which no backend reads yet.
+        Refused: the scales of fp8 rows lie in the rows.
     num_splits : int, optional
         Parts the rows are divided into, for backends that split; by default what
         `default_num_splits` gives.
@@ -226,13 +233,10 @@ def workspace_size(*operands: Tensor, backend: str, **arguments: Any) -> int:
     return int(size(_problem(*operands, **arguments)))
 
 
-def _problem(*operands: Tensor, **arguments: Any) -> Problem:
-    """Check the arguments of a call of which the optional ones may be left out."""
-    options: dict[str, Any] = dict.fromkeys(
-        ("kv_scales", "num_splits", "tree_kv", "out", "lse", "workspace")
-    )
-    return pose(*operands, **(options | arguments))
-
+# The arguments of a call, checked; the optional ones may be left out.
+_problem = partial(
+    pose, kv_scales=None, num_splits=None, tree_kv=None, out=None, lse=None, workspace=None
+)
 
 OP: Op[TreeAttentionCase] = op_of(
     tree_attention, _BACKENDS, _problem, cases, beside={"ladder": _built("ladder")}

@@ -24,11 +24,15 @@ if TYPE_CHECKING:
 
 def serial(problem: Problem, arch: int) -> tuple[Kernel, ...]:
     """Return the one kernel of `triton_serial`."""
+    if problem.is_fp8:
+        return ()  # refused
     return (_kernel(triton_serial.serial_kernel, problem, tiles.per_head(problem), arch),)
 
 
 def split(problem: Problem, arch: int) -> tuple[Kernel, ...]:
     """Return the kernels of `triton_split`: the one that reads the rows, the one that merges."""
+    if problem.is_fp8 and not triton_split.packed(problem, arch)["READ_ONCE"]:
+        return ()  # refused
     merges = (
         triton_split.merge_tiles(problem, num_splits) | {"BLOCK_ROWS": 1}  # as on a device
         for num_splits in (triton_split.FEW_SPLITS, triton_split.FEW_SPLITS + 1)
@@ -41,8 +45,8 @@ def split(problem: Problem, arch: int) -> tuple[Kernel, ...]:
 
 def ladder(problem: Problem, arch: int) -> tuple[Kernel, ...]:
     """Return the kernels of the ladder; without `split` only the result's dtype is another."""
-    if problem.q.dtype == torch.float32:
-        return ()  # refused on a device
+    if problem.q.dtype == torch.float32 or problem.is_fp8:
+        return ()  # refused on a device, or everywhere
     ways = itertools.product((False, True), repeat=2)
     switches = (Switches(read_once=one, split=True, packed=two) for one, two in ways)
     found = (one for way in switches for one in triton_ladder.launches(problem, way, arch))

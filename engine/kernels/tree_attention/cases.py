@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +10,12 @@ from torch import Tensor
 
 from engine.config import PAGE_SIZES
 from engine.kernels.op import Case, Cost, Tolerance
+from engine.kernels.tree_attention.fp8_rows import (
+    GROUP_DIMS,
+    fp8_row_bytes,
+    num_groups,
+    quantize_rows,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +41,7 @@ class TreeAttentionCase(Case):
     query_scale: float = 1.0  # scores have about this size
     shared_pages: int = 0  # first pages of every sequence that are those of the first one
     seed: int = 0
+    is_fp8: bool = False  # cached rows are bytes, as fp8_rows says
 
     @property
     def tree_sizes(self) -> tuple[int, ...]:
@@ -45,6 +52,12 @@ class TreeAttentionCase(Case):
     def latent_dim(self) -> int:
         """Width of a cached row, D."""
         return self.value_dim + self.rope_dim
+
+    def row_bytes(self, itemsize: int) -> int:
+        """Bytes of a cached row where a number of a plain one takes `itemsize`."""
+        if self.is_fp8:
+            return fp8_row_bytes(self.value_dim, self.rope_dim)
+        return self.latent_dim * itemsize
 
 
 def chain(size: int) -> tuple[int, ...]:
@@ -91,17 +104,30 @@ def inputs(
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
 
+    def rows(*shape: int) -> Tensor:
+        drawn = normal(*shape, D)
+        if not case.is_fp8:
+            return drawn
+        # Scales of all sizes: one taken for another is found.
+        steps = torch.randint(-2, 2, (*shape, num_groups(case.value_dim)), generator=generator,
+                              device=device)  # fmt: skip
+        factors = torch.exp2(steps.repeat_interleave(GROUP_DIMS, dim=-1)[..., : case.value_dim])
+        drawn[..., : case.value_dim] *= factors.to(dtype)
+        return quantize_rows(drawn, case.value_dim)
+
+    nothing = _no_row(case, device, dtype)
     q = normal(N, T, case.num_heads, D) * case.query_scale
-    tree_kv = normal(N, T, D) if case.hybrid else None
+    tree_kv = rows(N, T) if case.hybrid else None
     for sequence, size in enumerate(case.tree_sizes):
         q[sequence, size:] = torch.nan
         if tree_kv is not None:
-            tree_kv[sequence, size:] = torch.nan
+            tree_kv[sequence, size:] = nothing
     page_table, num_pages = _page_table(case)
-    kv_pages = torch.full((num_pages, case.page_size, D), torch.nan, device=device, dtype=dtype)
+    flat = nothing.repeat(num_pages * case.page_size, 1)
     for sequence, length in enumerate(_paged_lengths(case)):
         slots = _slots(page_table[sequence], length, case.page_size).to(device)
-        kv_pages.view(-1, D)[slots] = normal(length, D)
+        flat[slots] = rows(length)
+    kv_pages = flat.view(num_pages, case.page_size, -1)
     operands = {
         "q": q,
         "kv_pages": kv_pages,
@@ -115,6 +141,18 @@ def inputs(
         strided = ("q", "kv_pages", "page_table", "ancestor_bits", "tree_kv")
         operands |= {name: _inside_larger(operands[name], case.row_gap) for name in strided}
     return {**operands, "softmax_scale": D**-0.5, "value_dim": case.value_dim}
+
+
+def _no_row(case: TreeAttentionCase, device: str | torch.device, dtype: torch.dtype) -> Tensor:
+    """Return what a row holds that nobody may read: NaN, in bytes under scales of infinity."""
+    row = torch.full((case.latent_dim,), torch.nan, dtype=dtype)
+    if case.is_fp8:
+        row = quantize_rows(row, case.value_dim)
+        row[1 : case.value_dim : 2] ^= 0x80  # the format's other NaN
+        first = case.value_dim
+        scales = torch.full((num_groups(case.value_dim),), torch.inf).view(torch.uint8)
+        row[first : first + len(scales)] = scales
+    return row.to(device)
 
 
 def _paged_lengths(case: TreeAttentionCase) -> list[int]:
@@ -168,7 +206,7 @@ def _inside_larger(tensor: Tensor | None, gap: int) -> Tensor | None:
     if tensor is None:
         return None
     *leading, last = tensor.shape
-    hole = torch.nan if tensor.is_floating_point() else -1
+    hole = torch.nan if tensor.is_floating_point() else 0xFF if tensor.dtype == torch.uint8 else -1
     larger = torch.full((*leading, last + gap), hole, dtype=tensor.dtype, device=tensor.device)
     larger[..., :last] = tensor
     return larger[..., :last]
@@ -183,7 +221,7 @@ def cost(case: TreeAttentionCase, *, itemsize: int = 2) -> Cost:
     again = case.shared_pages * case.page_size * (len(case.trees) - 1)
     kv_rows = sum(case.context_lens) + sum(case.tree_sizes) - again
     tokens = sum(case.tree_sizes)
-    kv_bytes = kv_rows * case.latent_dim * itemsize
+    kv_bytes = kv_rows * case.row_bytes(itemsize)
     row_bytes = (case.latent_dim + case.value_dim) * itemsize + _INT_BYTES  # query, out, lse
     page_ids = sum(-(-length // case.page_size) for length in _paged_lengths(case))
     mask_words = sum(size * -(-size // 32) for size in case.tree_sizes)
@@ -302,6 +340,17 @@ CASES: tuple[TreeAttentionCase, ...] = (
                       (bush(9, 11),), num_heads=8, value_dim=512, rope_dim=64, page_size=1),
     TreeAttentionCase("production-page128", "the same, whole tiles inside one page", (70,),
                       (bush(9, 12),), num_heads=8, value_dim=512, rope_dim=64, page_size=128),
+    TreeAttentionCase("fp8", "a group of fewer values than 128; edges of tiles", (63, 64, 65, 0),
+                      (bush(5, 26), chain(4), star(6), bush(7, 27)), page_size=16, is_fp8=True),
+    TreeAttentionCase("fp8-groups", "several scales a row, rows of a view", (40, 0),
+                      (bush(9, 28), star(3)), value_dim=256, rope_dim=32, page_size=1,
+                      row_gap=16, is_fp8=True),
+    TreeAttentionCase("fp8-hybrid", "fp8 rows beside the pages too", (33, 64),
+                      (bush(9, 29), chain(3)), value_dim=128, page_size=32, hybrid=True,
+                      is_fp8=True),
+    TreeAttentionCase("fp8-production", "rows of 656 bytes, 9 tokens of 8 heads", (70,),
+                      (bush(9, 30),), num_heads=8, value_dim=512, rope_dim=64, page_size=64,
+                      is_fp8=True),
 )  # fmt: skip
 
 # The widths of DeepSeek-V3 and Kimi K2 with the heads of a TP8 rank and of a whole model.
@@ -320,4 +369,9 @@ PRODUCTION: tuple[TreeAttentionCase, ...] = tuple(
     for hybrid in (False, True)
     for page_size in PAGE_SIZES
     for num_heads, tokens in ((8, 1), (8, 9), (8, 129), (64, 9), (128, 1))
+)
+PRODUCTION += tuple(
+    replace(case, name=f"{case.name}-fp8", is_fp8=True)
+    for case in PRODUCTION
+    if case.page_size in (1, 64) and case.name.startswith("8x9-")
 )

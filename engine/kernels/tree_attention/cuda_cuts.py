@@ -2,7 +2,8 @@
 
 On Hopper few packed rows go to `csrc/tree_attention_sm90.cu`, many to
 `csrc/tree_attention_sm90_wide.cu`; elsewhere all go to `csrc/tree_attention_mma.cu`, which needs
-neither Hopper's matrix instructions nor more than 99 KB of shared memory. See there for why.
+neither Hopper's matrix instructions nor more than 99 KB of shared memory. See there for why. fp8
+rows have a kernel on Hopper alone, `csrc/tree_attention_sm90_fp8.cu`, for few packed rows and many.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ VALUE_DIM, ROPE_DIM = 512, 64
 KEYS = 64  # rows of a tile
 ROW_STEP = 8  # packed rows in the N of the matrix instructions
 BARRIER_BYTES = 8
-WORK_BYTES = 80  # what a block finds of its share
+WORK_BYTES, PARTS_BYTES = 80, 8  # what a block finds of its share, and of each sequence
 HOPPER = 90
 MOST_ROWS_MERGED_INSIDE = (
     576  # of all sequences; with more a merge of its own has more warps at work
 )
+MOST_ROWS_OF_TWO_TILES = 24  # up to which two tiles of values fit beside the ring of bytes
 MOST_NARROW_ROWS = 216  # packed rows of a sequence from which on the wide kernel is faster
 
 
@@ -31,27 +33,46 @@ class Cut:
     shared_bytes: int  # dynamic, of a block, as the source lays it out
     arch_features: str = ""  # "a": those of one architecture alone
     merges_inside: bool = False  # the kernel, launched cooperatively, merges what it has written
+    is_alone: bool = False  # one sequence, for which half of the code is enough
+    reads_boxes: bool = False  # a tensor map of the pages goes with the arguments
+    kernel: str = "tree_attention"  # its name in the source
 
     def arch_name(self, arch: int) -> str:
         """Return the architecture as the compiler calls it."""
         return f"sm_{arch}{self.arch_features}"
 
 
-WIDE_CHUNKS = 9 + 2 * 8 + 1 + 2  # of 64 x 64: queries, two tiles, rope, weights of two warpgroups
-WIDE = Cut(
-    "tree_attention_sm90_wide.cu",
-    rows=64,
-    num_threads=384,
-    shared_bytes=WIDE_CHUNKS * KEYS * 64 * 2 + 2 * (2 * 64 + 4) * 4 + 14 * BARRIER_BYTES,
-    arch_features="a",
+LEAST_BOX_ROWS = (
+    8  # else 16 bytes a copy: 72 boxes of a few rows take longer to start than a tile has
 )
+WIDE_ROWS = 64
+WIDE_CHUNKS = 8 + 2 * 8 + 2 + 2  # of 64 x 64: queries, two tiles, their ropes, two groups' weights
+WIDE_BYTES = WIDE_CHUNKS * KEYS * 64 * 2 + 2 * (2 * WIDE_ROWS + 4) * 4 + 16 * BARRIER_BYTES
 
 
 def fastest(num_seqs: int, packed: int, arch: int) -> Cut:
     """Return the kernel for sequences of so many packed rows on an architecture."""
     if arch != HOPPER:
         return portable(num_seqs, packed, arch)
-    return WIDE if packed > MOST_NARROW_ROWS else narrow(num_seqs, packed)
+    return (wide if packed > MOST_NARROW_ROWS else narrow)(num_seqs, packed)
+
+
+def wide(num_seqs: int, packed: int) -> Cut:
+    """Return Hopper's kernel for many rows."""
+    return Cut(
+        "tree_attention_sm90_wide.cu",
+        WIDE_ROWS,
+        num_threads=384,
+        shared_bytes=WIDE_BYTES,
+        arch_features="a",
+        merges_inside=num_seqs * packed <= MOST_ROWS_MERGED_INSIDE,
+        reads_boxes=True,
+    )
+
+
+def box_rows(page_size: int) -> int:
+    """Rows of a box that lie in one page, whatever the first: a power of two, a tile at most."""
+    return min(page_size & -page_size, KEYS)
 
 
 def narrow(num_seqs: int, packed: int) -> Cut:
@@ -62,21 +83,56 @@ def narrow(num_seqs: int, packed: int) -> Cut:
     tiles = 2 * KEYS * VALUE_DIM * 2 + rope_stages * KEYS * ROPE_DIM * 2
     weights = rows // 8 * 1024
     decays_peaks_flag = (2 * rows * 4 + 4 + 7) // 8 * 8
-    shared_bytes = queries + tiles + weights + decays_peaks_flag + 23 * BARRIER_BYTES + WORK_BYTES
+    work = WORK_BYTES + PARTS_BYTES * min(MOST_ROWS_MERGED_INSIDE // rows, 32)
+    shared_bytes = queries + tiles + weights + decays_peaks_flag + 24 * BARRIER_BYTES + work
     all_rows = num_seqs * -(-packed // rows) * rows
     is_few = all_rows <= MOST_ROWS_MERGED_INSIDE
-    return Cut("tree_attention_sm90.cu", rows, 512, shared_bytes, "a", merges_inside=is_few)
+    return Cut(
+        "tree_attention_sm90.cu",
+        rows,
+        num_threads=512,
+        shared_bytes=shared_bytes,
+        arch_features="a",
+        merges_inside=is_few,
+        is_alone=num_seqs == 1,
+    )
+
+
+def of_bytes(num_seqs: int, packed: int) -> Cut:
+    """Return Hopper's kernel for fp8 rows, as `narrow` cuts them."""
+    rows = _equal_rows(packed, most=72)
+    queries = rows * (VALUE_DIM + ROPE_DIM) * 2
+    value_stages = 1 if rows > MOST_ROWS_OF_TWO_TILES else 2
+    values = value_stages * KEYS * VALUE_DIM * 2
+    ring, scales = 8 * KEYS * 128, 3 * KEYS * 16
+    weights = rows // 8 * 1024
+    decays_peaks_flag = (2 * rows * 4 + 4 + 7) // 8 * 8
+    shared_bytes = queries + values + ring + weights + scales
+    shared_bytes += decays_peaks_flag + 35 * BARRIER_BYTES + WORK_BYTES
+    is_few = num_seqs * -(-packed // rows) * rows <= MOST_ROWS_MERGED_INSIDE
+    return Cut(
+        "tree_attention_sm90_fp8.cu",
+        rows,
+        num_threads=512,
+        shared_bytes=shared_bytes,
+        arch_features="a",
+        merges_inside=is_few,
+        kernel="tree_attention_fp8",
+    )
 
 
 def portable(num_seqs: int, packed: int, arch: int) -> Cut:
     """Return the kernel for any architecture, which is the same on all."""
-    del num_seqs, arch
-    rows, keys, parts = _equal_rows(packed, most=40), KEYS // 2, 4
-    steps = 2 * keys * ((VALUE_DIM + ROPE_DIM) * 2 + 16)
-    sums = parts * rows * (keys + 4) * 4
-    weights = rows * (keys * 2 + 16)
-    shared_bytes = steps + sums + weights + rows * 4 + 2 * BARRIER_BYTES
-    return Cut("tree_attention_mma.cu", rows, 256, shared_bytes)
+    del arch
+    rows = _equal_rows(packed, most=40)
+    steps = 5 * 16 * ((VALUE_DIM + ROPE_DIM) * 2 + 16)
+    handed = 4 * 32 * rows
+    peaks_decays_totals_tokens = (1 + 2 + 2 + 1) * rows * 4
+    addresses = 4 * 32 * 8
+    numbers = peaks_decays_totals_tokens + 4 * 4 + 14 * BARRIER_BYTES + addresses + 104
+    shared_bytes = steps + handed + numbers
+    is_few = num_seqs * -(-packed // rows) * rows <= MOST_ROWS_MERGED_INSIDE
+    return Cut("tree_attention_mma.cu", rows, 256, shared_bytes, merges_inside=is_few)
 
 
 def _equal_rows(packed: int, most: int) -> int:

@@ -2,7 +2,8 @@
 
 `cuda` takes the kernel made for the device, `cuda_mma` the one that runs on any of them (see
 `cuda_cuts`). One block an SM; the device cuts the work itself, so that a launch depends on shapes
-only. A kernel is compiled once for each (rows of a block, page size, where the tree's rows lie).
+only. A kernel is compiled once for each (rows of a block, page size, where the tree's rows lie, one
+sequence or several).
 """
 
 from __future__ import annotations
@@ -17,14 +18,20 @@ from engine.errors import BackendError
 from engine.kernels.cubin import CudaKernel, Launch, compile_cubin
 from engine.kernels.machine import arch_of, check_arch, num_sms
 from engine.kernels.op import Binary, Kernel
-from engine.kernels.operands import is_copyable, room
+from engine.kernels.operands import COPY_BYTES, is_copyable, room
+from engine.kernels.tensor_maps import MAP_BYTES, WORD_BYTES, box_map
 from engine.kernels.tree_attention.cuda_cuts import (
+    HOPPER,
+    LEAST_BOX_ROWS,
     ROPE_DIM,
     VALUE_DIM,
     Cut,
+    box_rows,
     fastest,
+    of_bytes,
     portable,
 )
+from engine.kernels.tree_attention.problem import refuse_fp8
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,8 +43,9 @@ CHOICES = {"cuda": fastest, "cuda_mma": portable}  # the kernel each backend tak
 MERGE_DIMS = 256  # of a block of the merge, a warp for every MERGE_PARTS partial results of its row
 MERGE_PARTS = 8
 LEAST_MERGE_WARPS, MOST_MERGE_WARPS = 2, 16
+ROW_WARPS = 4  # of a block of the wide kernel's merge
 ROW_FLOATS = 2  # beside the values of a row of a partial result: peak and total, or log-sum-exp
-ALIGNMENT = 8  # elements of a 16-byte copy
+MAP_ALIGNMENT = 64
 LOG2_E = 1.4426950408889634
 
 
@@ -61,6 +69,16 @@ class Params(ctypes.Structure):
     )  # fmt: skip
 
 
+class BoxParams(ctypes.Structure):
+    """What a kernel that reads boxes is given; the merge reads the first part of it."""
+
+    _fields_ = (
+        ("params", Params),
+        ("before_rows", ctypes.c_ubyte * (-ctypes.sizeof(Params) % MAP_ALIGNMENT)),
+        ("rows", ctypes.c_ubyte * MAP_BYTES),
+    )
+
+
 def run(name: str, problem: Problem) -> None:
     """Write `out` and `lse` in one launch, or in two: one that merges is queued early."""
     check(name, problem)
@@ -69,7 +87,7 @@ def run(name: str, problem: Problem) -> None:
         stream = torch.cuda.current_stream(device)
         cut = cut_of(name, problem, arch_of(device))
         partial = _partial_results(name, problem)  # held until the last launch is queued
-        params = _params(problem, *partial)
+        params = _arguments(problem, cut, partial)
         attend, merge = _kernels(device, cut, tuple(macros(problem, cut).items()))
         grid = (num_sms(device), 1, 1)
         attend.launch(
@@ -85,6 +103,8 @@ def check(name: str, problem: Problem) -> None:
     """Refuse what the kernels cannot run."""
     check_arch(problem.q.device, ARCHS, f"backend {name}")
     _check_rows(name, problem)
+    if not _reads(name, problem, arch_of(problem.q.device)):
+        refuse_fp8(problem, name)
     if problem.num_splits is not None:
         raise BackendError(f"num_splits: expected None, got a value ({name} cuts the work itself)")
     if not problem.softmax_scale > 0:
@@ -102,13 +122,18 @@ def check(name: str, problem: Problem) -> None:
         if tensor is not None and not is_copyable(tensor):
             raise BackendError(
                 f"backend {name}: expected {operand} to begin at, and step by, multiples of "
-                f"{ALIGNMENT} elements (16-byte copies), got strides {tensor.stride()}"
+                f"{COPY_BYTES} bytes (of a copy), got strides {tensor.stride()} of {tensor.dtype}"
             )
+
+
+def _reads(name: str, problem: Problem, arch: int) -> bool:
+    """Whether a backend reads such rows on an architecture."""
+    return not problem.is_fp8 or (name == "cuda" and arch == HOPPER)
 
 
 def _check_rows(name: str, problem: Problem) -> None:
     if problem.q.dtype != torch.bfloat16:
-        raise BackendError(f"backend {name}: expected bfloat16 rows, got {problem.q.dtype}")
+        raise BackendError(f"backend {name}: expected bfloat16 queries, got {problem.q.dtype}")
     if (problem.value_dim, problem.rope_dim) != (VALUE_DIM, ROPE_DIM):
         raise BackendError(
             f"backend {name}: expected value_dim {VALUE_DIM} and rope_dim {ROPE_DIM}, got "
@@ -119,6 +144,8 @@ def _check_rows(name: str, problem: Problem) -> None:
 def cut_of(name: str, problem: Problem, arch: int) -> Cut:
     """Return the kernel a backend takes for a problem, a function of shapes alone."""
     N, T, H, _ = problem.q.shape
+    if problem.is_fp8:
+        return of_bytes(N, T * H)
     return CHOICES[name](N, T * H, arch)
 
 
@@ -131,6 +158,8 @@ def programs(name: str, problem: Problem) -> int:
 def _merge_launch(problem: Problem, cut: Cut) -> Launch:
     """Return the launch of the merge: the more rows, the fewer parts, and so warps, a row has."""
     N, T, H, _ = problem.q.shape
+    if cut.reads_boxes:  # a warp half a row
+        return Launch((-(-2 * N * T * H // ROW_WARPS), 1, 1), 32 * ROW_WARPS, follows_early=True)
     items = N * -(-T * H // cut.rows)
     parts = num_sms(problem.q.device) // items
     warps = min(max(parts // MERGE_PARTS, LEAST_MERGE_WARPS), MOST_MERGE_WARPS)
@@ -154,6 +183,7 @@ def macros(problem: Problem, cut: Cut) -> dict[str, int]:
         "ROWS": cut.rows,
         "SHARED_BYTES": cut.shared_bytes,
         "MERGE_INSIDE": int(cut.merges_inside),
+        "ONE": int(cut.is_alone),
         "PAGE_SIZE": problem.page_size,
         "HYBRID": int(problem.tree_kv is not None),
     }
@@ -165,6 +195,8 @@ def kernels(name: str, problem: Problem, arch: int) -> tuple[Kernel, ...]:
         _check_rows(name, problem)
     except BackendError:
         return ()
+    if not _reads(name, problem, arch):
+        return ()
     cut = cut_of(name, problem, arch)
     defined, target = macros(problem, cut), cut.arch_name(arch)
     key = (cut.source, *defined.items())
@@ -175,7 +207,7 @@ def kernels(name: str, problem: Problem, arch: int) -> tuple[Kernel, ...]:
     def merge() -> Binary:
         return Binary(compile_cubin(cut.source, arch=target, macros=defined), 0)
 
-    first = Kernel("tree_attention", arch, key, attend)
+    first = Kernel(cut.kernel, arch, key, attend)
     return (first,) if cut.merges_inside else (first, Kernel("merge", arch, key, merge))
 
 
@@ -185,7 +217,7 @@ def _kernels(
 ) -> tuple[CudaKernel, CudaKernel | None]:
     target = cut.arch_name(arch_of(device))  # kernels are loaded for the current device
     cubin = compile_cubin(cut.source, arch=target, macros=dict(defined))
-    attend = CudaKernel(cubin, "tree_attention", shared_bytes=cut.shared_bytes)
+    attend = CudaKernel(cubin, cut.kernel, shared_bytes=cut.shared_bytes)
     return attend, None if cut.merges_inside else CudaKernel(cubin, "merge")
 
 
@@ -196,17 +228,38 @@ def _partial_results(name: str, problem: Problem) -> tuple[Tensor, Tensor]:
     return flat[:num_outputs], flat[num_outputs:]
 
 
+def _arguments(problem: Problem, cut: Cut, partial: tuple[Tensor, Tensor]) -> Params | BoxParams:
+    params = _params(problem, *partial)
+    if not cut.reads_boxes:
+        return params
+    rows = box_rows(problem.page_size)
+    if rows < LEAST_BOX_ROWS:
+        return BoxParams(params=params)
+    pages = problem.kv_pages
+    page_step, row_step, _ = (step * pages.itemsize for step in pages.stride())
+    sizes = (pages.shape[2] * pages.itemsize // WORD_BYTES, pages.shape[1], pages.shape[0])
+    steps = (row_step, page_step if len(pages) > 1 else sizes[1] * row_step)
+    encoded = box_map(pages.data_ptr(), sizes, steps, rows)
+    return BoxParams(params=params, rows=(ctypes.c_ubyte * MAP_BYTES).from_buffer_copy(encoded))
+
+
 def _params(problem: Problem, partial_out: Tensor, partial_lse: Tensor) -> Params:
     q, tree = problem.q, problem.tree_kv
-    tree_strides = (0, 0) if tree is None else tree.stride()[:2]
+    page_strides = _row_strides(problem.kv_pages)
+    tree_strides = (0, 0) if tree is None else _row_strides(tree)
     return Params(
         q.data_ptr(), problem.kv_pages.data_ptr(), 0 if tree is None else tree.data_ptr(),
         problem.page_table.data_ptr(), problem.context_lens.data_ptr(),
         problem.tree_sizes.data_ptr(), problem.ancestor_bits.data_ptr(), problem.out.data_ptr(),
         problem.lse.data_ptr(), partial_out.data_ptr(), partial_lse.data_ptr(),
-        *q.stride()[:3], *problem.kv_pages.stride()[:2], problem.page_table.stride(0),
+        *q.stride()[:3], *page_strides, problem.page_table.stride(0),
         *problem.ancestor_bits.stride()[:2], *tree_strides, *problem.out.stride()[:3],
         *problem.lse.stride(), *q.shape[:3], num_sms(q.device),
         int(problem.context_lens.dtype == torch.int64),
         int(problem.tree_sizes.dtype == torch.int64), problem.softmax_scale * LOG2_E,
     )  # fmt: skip
+
+
+def _row_strides(rows: Tensor) -> tuple[int, ...]:
+    """Steps of cached rows in pairs of bytes, as the sources count them."""
+    return tuple(step * rows.itemsize // 2 for step in rows.stride()[:2])

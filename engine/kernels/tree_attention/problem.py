@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.errors import BackendError, ShapeError
 from engine.kernels.operands import check_device, check_num_splits, check_tensor
+from engine.kernels.tree_attention.fp8_rows import fp8_row_bytes
 
 _LENGTH_DTYPES = (torch.int32, torch.int64)
 _ROW_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -22,14 +23,14 @@ class Problem:
     """Operands of one call, checked; `out` and `lse` are there to be written."""
 
     q: Tensor  # [N, T, H, D]
-    kv_pages: Tensor  # [P, L, D]
+    kv_pages: Tensor  # [P, L, D], or [P, L, bytes] uint8 where rows are fp8
     page_table: Tensor  # [N, max_pages] int32
     context_lens: Tensor  # [N]
     ancestor_bits: Tensor  # [N, T, W] int32
     tree_sizes: Tensor  # [N]
     softmax_scale: float
     value_dim: int
-    tree_kv: Tensor | None  # [N, T, D], or None where the tree's rows lie in the pages
+    tree_kv: Tensor | None  # [N, T, D or bytes], or None where the tree's rows lie in the pages
     num_splits: int | None
     out: Tensor  # [N, T, H, value_dim]
     lse: Tensor  # [N, T, H]
@@ -39,6 +40,11 @@ class Problem:
     def page_size(self) -> int:
         """Rows of a page, L."""
         return self.kv_pages.shape[1]
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether cached rows are bytes, as fp8_rows says; the queries never are."""
+        return self.kv_pages.dtype == torch.uint8
 
     @property
     def rope_dim(self) -> int:
@@ -108,6 +114,15 @@ def refuse_splits(problem: Problem, backend: str) -> None:
         )
 
 
+def refuse_fp8(problem: Problem, backend: str) -> None:
+    """Refuse fp8 rows on behalf of a backend that reads plain ones alone."""
+    if problem.is_fp8:
+        raise BackendError(
+            f"backend {backend}: expected rows of the queries' dtype, got fp8 rows (reference, "
+            "triton_split and, on sm_90, cuda read them)"
+        )
+
+
 def _lse_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -116,7 +131,7 @@ def _refuse_options(kv_scales: Tensor | None, num_splits: int | None) -> None:
     if kv_scales is not None:
         raise BackendError(
             f"kv_scales: expected None, got a tensor of shape {tuple(kv_scales.shape)} "
-            "(no backend reads quantised pages)"
+            "(the scales of fp8 rows lie in the rows)"
         )
     check_num_splits(num_splits)
 
@@ -125,16 +140,30 @@ def _check_rows(q: Tensor, kv_pages: Tensor, tree_kv: Tensor | None, value_dim: 
     """Queries and rows agree in width and dtype."""
     check_tensor("q", q, (None, None, None, None), _ROW_DTYPES)
     N, T, _, D = q.shape
-    check_tensor("kv_pages", kv_pages, (None, None, D), (q.dtype,))
+    if not 1 <= value_dim <= D:
+        raise ShapeError(f"value_dim: expected 1..{D} (the width of a row), got {value_dim}")
+    width, dtypes = D, (q.dtype, torch.uint8)
+    if kv_pages.dtype == torch.uint8:
+        width = _fp8_width(kv_pages, value_dim, D - value_dim)
+    check_tensor("kv_pages", kv_pages, (None, None, width), dtypes)
     if tree_kv is not None:
-        check_tensor("tree_kv", tree_kv, (N, T, D), (q.dtype,))
+        check_tensor("tree_kv", tree_kv, (N, T, width), (kv_pages.dtype,))
     if min(q.shape[1:]) < 1 or kv_pages.shape[1] < 1:
         raise ShapeError(
             f"q, kv_pages: expected T, H, D and L of at least 1, got q {tuple(q.shape)} "
             f"and kv_pages {tuple(kv_pages.shape)}"
         )
-    if not 1 <= value_dim <= D:
-        raise ShapeError(f"value_dim: expected 1..{D} (the width of a row), got {value_dim}")
+
+
+def _fp8_width(kv_pages: Tensor, value_dim: int, rope_dim: int) -> int:
+    """Bytes of a row; pages of another width are refused in the words of the format."""
+    width = fp8_row_bytes(value_dim, rope_dim)
+    if kv_pages.dim() == 3 and kv_pages.shape[2] != width:
+        raise ShapeError(
+            f"kv_pages: expected rows of {width} bytes ({value_dim} fp8 values, their scales, "
+            f"{rope_dim} bfloat16), got {kv_pages.shape[2]}"
+        )
+    return width
 
 
 def _check_tables(

@@ -1,6 +1,6 @@
 """The definition of tree attention in PyTorch: one sequence at a time, nothing clever.
 
-Sums in float32, in float64 for float64 inputs.
+Sums in float32, in float64 for float64 queries. Rows in fp8 are numbers of that dtype first.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ShapeError
+from engine.kernels.tree_attention.fp8_rows import dequantize_rows
 from engine.kernels.tree_attention.problem import refuse_splits
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def _rows(problem: Problem, sequence: int, context_len: int, tree_size: int) -> 
     rows = problem.kv_pages[page_ids].flatten(0, 1)[:num_paged]
     if problem.tree_kv is not None:
         rows = torch.cat([rows, problem.tree_kv[sequence, :tree_size]])
+    if problem.is_fp8:
+        return dequantize_rows(rows, problem.value_dim, problem.lse.dtype)
     return rows.to(problem.lse.dtype)
 
 

@@ -30,7 +30,7 @@ from engine.errors import BackendError
 from engine.kernels.machine import arch_of, num_sms
 from engine.kernels.operands import room
 from engine.kernels.tree_attention import tiles
-from engine.kernels.tree_attention.problem import refuse_splits
+from engine.kernels.tree_attention.problem import refuse_fp8, refuse_splits
 from engine.kernels.tree_attention.triton_split import merge_kernel
 from engine.kernels.triton_device import on_device
 
@@ -144,6 +144,7 @@ def ladder_kernel(
 def run(problem: Problem, switches: Switches) -> None:
     """Write `out` and `lse` in one launch, or in two if the rows are split."""
     tiles.check(problem, "ladder")
+    refuse_fp8(problem, "ladder")
     if problem.q.device.type == "cuda" and problem.q.dtype not in _TWO_BYTES:
         raise BackendError(
             f"ladder: expected bfloat16 or float16 rows on CUDA, got {problem.q.dtype} "

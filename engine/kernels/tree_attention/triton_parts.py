@@ -25,8 +25,41 @@ def load_parts(rows, live, NUM_PARTS: tl.constexpr, PART_DIMS: tl.constexpr):
         if live is None:
             parts = parts + (tl.load(part_rows),)
         else:
-            parts = parts + (tl.load(part_rows, mask=live, other=0.0),)
+            parts = parts + (tl.load(part_rows, mask=live, other=0),)
     return parts
+
+
+@triton.jit
+def load_rows(
+    rows,  # pointers [num_rows, 1] to numbers, or to bytes where IS_FP8; see fp8_rows
+    live,  # [num_rows, 1], or None where all are
+    dtype: tl.constexpr,
+    NUM_PARTS: tl.constexpr, PART_DIMS: tl.constexpr, ROPE_DIM: tl.constexpr,
+    IS_FP8: tl.constexpr,
+):  # fmt: skip
+    """Load rows as parts of their value dims and the rotated ones."""
+    VALUE_DIM: tl.constexpr = NUM_PARTS * PART_DIMS
+    rope_dims = tl.arange(0, ROPE_DIM)[None, :]
+    if IS_FP8:  # a part has one scale
+        coded = load_parts(rows, live, NUM_PARTS, PART_DIMS)
+        scales = (rows + VALUE_DIM).to(tl.pointer_type(tl.float32))
+        parts = ()
+        for part in tl.static_range(NUM_PARTS):
+            if live is None:
+                scale = tl.load(scales + part)
+            else:
+                scale = tl.load(scales + part, mask=live, other=0.0)
+            numbers = coded[part].to(tl.float8e4nv, bitcast=True).to(tl.float32)
+            parts = parts + ((numbers * scale).to(dtype),)
+        # Two bytes as a bfloat16 are the upper half of a float32.
+        halves = (rows + VALUE_DIM + 4 * NUM_PARTS).to(tl.pointer_type(tl.uint16)) + rope_dims
+        bits = tl.load(halves) if live is None else tl.load(halves, mask=live, other=0)
+        rope = (bits.to(tl.uint32) << 16).to(tl.float32, bitcast=True).to(dtype)
+    else:
+        parts = load_parts(rows, live, NUM_PARTS, PART_DIMS)
+        rope_rows = rows + VALUE_DIM + rope_dims
+        rope = tl.load(rope_rows) if live is None else tl.load(rope_rows, mask=live, other=0.0)
+    return parts, rope
 
 
 @triton.jit
@@ -65,7 +98,7 @@ def walk_once(
     stride_page, stride_row, stride_tree_row, stride_bits_token,
     PAGE_SIZE: tl.constexpr, HYBRID: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr, VALUE_DIM: tl.constexpr, ROPE_DIM: tl.constexpr,
-    TREE_STAGES: tl.constexpr, PART_DIMS: tl.constexpr,
+    TREE_STAGES: tl.constexpr, PART_DIMS: tl.constexpr, IS_FP8: tl.constexpr,
 ):  # fmt: skip
     """Attend the rows to whole committed tiles, to the cut one and to the tree's; see tiles.walk.
 
@@ -96,9 +129,9 @@ def walk_once(
                 table_ptr, tile * BLOCK_KEYS + lanes, lanes < BLOCK_KEYS,
                 stride_page, stride_row, PAGE_SIZE,
             )  # fmt: skip
-        rows = kv_ptr + offsets[:, None]
-        values = load_parts(rows, None, NUM_PARTS, PART_DIMS)
-        rope = tl.load(rows + rope_dims[None, :])
+        values, rope = load_rows(
+            kv_ptr + offsets[:, None], None, q_rope.dtype, NUM_PARTS, PART_DIMS, ROPE_DIM, IS_FP8
+        )
         peak, total, acc = absorb_tile(
             q_values, q_rope, values, rope, 0.0, scale, peak, total, acc, NUM_PARTS
         )
@@ -126,8 +159,9 @@ def walk_once(
         if HYBRID:
             beside = tree_ptr + columns.to(tl.int64) * stride_tree_row
             rows = tl.where(in_tree, beside[:, None], rows)
-        values = load_parts(rows, live[:, None], NUM_PARTS, PART_DIMS)
-        rope = tl.load(rows + rope_dims[None, :], mask=live[:, None], other=0.0)
+        values, rope = load_rows(
+            rows, live[:, None], q_rope.dtype, NUM_PARTS, PART_DIMS, ROPE_DIM, IS_FP8
+        )
         hidden = tl.where(visible, 0.0, -float("inf"))
         peak, total, acc = absorb_tile(
             q_values, q_rope, values, rope, hidden, scale, peak, total, acc, NUM_PARTS

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.tree_attention import tiles
-from engine.kernels.tree_attention.problem import refuse_splits
+from engine.kernels.tree_attention.problem import refuse_fp8, refuse_splits
 from engine.kernels.triton_device import on_device
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def serial_kernel(
 def run(problem: Problem) -> None:
     """Write `out` and `lse` in one launch."""
     tiles.check(problem, "triton_serial")
+    refuse_fp8(problem, "triton_serial")
     refuse_splits(problem, "triton_serial")
     N, T, H, _ = problem.q.shape
     tree, stride_tree_sequence, stride_tree_row = tiles.tree_rows(problem)

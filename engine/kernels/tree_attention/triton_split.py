@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from engine.errors import BackendError
 from engine.kernels.machine import arch_of, num_sms
 from engine.kernels.operands import room
 from engine.kernels.tree_attention import tiles, triton_parts
+from engine.kernels.tree_attention.fp8_rows import GROUP_DIMS, SCALE_BYTES
 from engine.kernels.triton_device import on_device
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ NARROW_TILES = {
     "num_warps": 8,
     "num_stages": 3,
 }
+FP8_TILES = SHORT_TILES | {"num_warps": 8}  # four spill on sm_100
 SHORT_ROWS = 96  # most packed rows for short tiles
 LOW_TOKENS = 16384  # rows the page tables have room for, below which tiles are low
 SHORT_PROGRAMS_PER_SM, TALL_PROGRAMS_PER_SM = 2, 1
@@ -72,12 +75,12 @@ FEW_SPLITS = 32
 @triton.jit
 def split_kernel(
     q_ptr,  # [N, T, H, D]
-    kv_ptr,  # [P, L, D]
+    kv_ptr,  # [P, L, D], or bytes where IS_FP8
     table_ptr,  # [N, max_pages] int32
     context_ptr,  # [N]
     bits_ptr,  # [N, T, W] int32
     tree_sizes_ptr,  # [N]
-    tree_ptr,  # [N, T, D] where HYBRID
+    tree_ptr,  # [N, T, D or bytes] where HYBRID
     partial_out_ptr,  # [num_splits, N, T, H, VALUE_DIM] float32, 0 where lse is -inf
     partial_lse_ptr,  # [num_splits, N, T, H] float32
     N, T, H, num_splits, scale,
@@ -88,7 +91,7 @@ def split_kernel(
     PAGE_SIZE: tl.constexpr, HYBRID: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr, VALUE_DIM: tl.constexpr, ROPE_DIM: tl.constexpr,
     SCORE_DIMS: tl.constexpr, READ_ONCE: tl.constexpr, TREE_STAGES: tl.constexpr,
-    PART_DIMS: tl.constexpr,
+    PART_DIMS: tl.constexpr, IS_FP8: tl.constexpr,
 ):  # fmt: skip
     """Write the partial result of one split, for one block of rows of one sequence."""
     sequence = tl.program_id(0).to(tl.int64)
@@ -115,7 +118,7 @@ def split_kernel(
             context_len, tree_size, first_tile, last_tile, scale,
             stride_page, stride_row, stride_tree_row, stride_bits_token,
             PAGE_SIZE, HYBRID, BLOCK_ROWS, BLOCK_KEYS, VALUE_DIM, ROPE_DIM, TREE_STAGES,
-            PART_DIMS,
+            PART_DIMS, IS_FP8,
         )  # fmt: skip
     else:
         whole, lse = tiles.walk(
@@ -187,12 +190,35 @@ def merge_kernel(
 
 def run(problem: Problem) -> None:
     """Write `out` and `lse` in two launches."""
-    tiles.check(problem, "triton_split")
+    check(problem)
     num_splits = problem.num_splits or choose_num_splits(problem)
     partial_out, partial_lse = _partial_results(problem, num_splits)
     with on_device(problem.q.device):
         _launch_split(problem, partial_out, partial_lse, num_splits)
         _launch_merge(problem, partial_out, partial_lse, num_splits)
+
+
+def check(problem: Problem) -> None:
+    """Refuse what the kernels cannot run."""
+    tiles.check(problem, "triton_split")
+    if not problem.is_fp8:
+        return
+    if not packed(problem, arch_of(problem.q.device))["READ_ONCE"]:
+        raise BackendError(
+            f"backend triton_split: expected bfloat16 or float16 queries beside fp8 rows of "
+            f"{problem.value_dim} values, got {problem.q.dtype} (rows are read once)"
+        )
+    for name, rows in (("kv_pages", problem.kv_pages), ("tree_kv", problem.tree_kv)):
+        if rows is not None and (rows.data_ptr() % SCALE_BYTES or has_odd_steps(rows)):
+            raise BackendError(
+                f"backend triton_split: expected {name} to begin at, and step by, multiples of "
+                f"{SCALE_BYTES} bytes (of a scale), got strides {rows.stride()}"
+            )
+
+
+def has_odd_steps(rows: Tensor) -> bool:
+    """Whether rows of bytes do not all begin where a scale may."""
+    return any(step % SCALE_BYTES for step in rows.stride()[:-1])
 
 
 def choose_num_splits(problem: Problem) -> int:
@@ -232,16 +258,19 @@ def workspace_size(problem: Problem, num_splits: int) -> int:
 
 def packed(problem: Problem, arch: int) -> dict[str, int]:
     """Sizes of the tiles of packed rows on an architecture (90 is sm_90), warps and stages."""
-    sizes = tiles.per_head(problem) | {"PART_DIMS": problem.value_dim}
+    sizes = tiles.per_head(problem) | {"PART_DIMS": problem.value_dim, "IS_FP8": problem.is_fp8}
     if sizes["SCORE_DIMS"] < problem.value_dim:
         return sizes  # rows too wide to be held while they are keys and values
     chosen = _wide_tiles(problem, arch) if arch in WIDE_ARCHS else NARROW_TILES
-    part_dims = min(chosen["PART_DIMS"], problem.value_dim)
+    most = min(chosen["PART_DIMS"], GROUP_DIMS) if problem.is_fp8 else chosen["PART_DIMS"]
+    part_dims = min(most, problem.value_dim)
     return sizes | chosen | {"READ_ONCE": True, "PART_DIMS": part_dims}
 
 
 def _wide_tiles(problem: Problem, arch: int) -> dict[str, int]:
     N, T, H, _ = problem.q.shape
+    if problem.is_fp8:
+        return FP8_TILES
     if _is_tall(problem, arch):
         return TALL_TILES
     has_few_rows = LOW_TILES["BLOCK_ROWS"] >= T * H
@@ -250,7 +279,7 @@ def _wide_tiles(problem: Problem, arch: int) -> dict[str, int]:
 
 def _is_tall(problem: Problem, arch: int) -> bool:
     _, T, H, _ = problem.q.shape
-    return arch in TALL_ARCHS and T * H > SHORT_ROWS
+    return arch in TALL_ARCHS and T * H > SHORT_ROWS and not problem.is_fp8
 
 
 def merge_tiles(problem: Problem, num_splits: int) -> dict[str, int]:

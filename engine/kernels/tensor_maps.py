@@ -1,6 +1,7 @@
-"""How copies of whole boxes find int4 weights: CUtensorMap of words [E, outputs, inputs / 8].
+"""How copies of whole boxes find what they copy: CUtensorMap of words [E, outputs, width].
 
-Knows the driver's layout of a map and no kernel.
+Of int4 weights [E, outputs, inputs / 8], of the pages of a cache [P, L, D / 2]. Knows the driver's
+layout of a map and no kernel.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAP_BYTES = 128
+WORD_BYTES = 4
 LINE_WORDS = 32  # of a box's row: 128 bytes, whose pieces of 16 are exchanged
-MOST_MAPS = 4096  # that are kept: three a layer
+MOST_MAPS = 4096  # that are kept: four a layer
 
 
 def tensor_map(words: Tensor, rows: int) -> bytes:
-    """Return the map of boxes of `rows` outputs and 256 inputs.
+    """Return the map of boxes of `rows` outputs and 32 words, one expert's or one page's.
 
     An expert that stands for all (steps of 0) is the only one of its map.
     """
@@ -28,7 +30,7 @@ def tensor_map(words: Tensor, rows: int) -> bytes:
     expert_step, row_step = (words.stride(dim) * words.itemsize for dim in (0, 1))
     if num_experts == 1 or expert_step == 0:
         num_experts, expert_step = 1, outputs * row_step
-    return _encoded(words.data_ptr(), (width, outputs, num_experts), (row_step, expert_step), rows)
+    return box_map(words.data_ptr(), (width, outputs, num_experts), (row_step, expert_step), rows)
 
 
 def expert_step(words: Tensor) -> int:
@@ -37,7 +39,11 @@ def expert_step(words: Tensor) -> int:
 
 
 @lru_cache(maxsize=MOST_MAPS)
-def _encoded(address: int, sizes: tuple[int, ...], steps: tuple[int, ...], rows: int) -> bytes:
+def box_map(address: int, sizes: tuple[int, ...], steps: tuple[int, ...], rows: int) -> bytes:
+    """Return the map of boxes of 32 words in `rows` rows: words, rows, and what rows lie in.
+
+    Sizes begin with the words of a row; steps are in bytes, the one between words left out.
+    """
     from cuda.bindings import driver  # noqa: PLC0415 - only where a GPU is
 
     u32, u64 = driver.cuuint32_t, driver.cuuint64_t
@@ -56,7 +62,7 @@ def _encoded(address: int, sizes: tuple[int, ...], steps: tuple[int, ...], rows:
     )
     if int(status) != 0:
         raise BackendError(
-            f"moe backend cuda: expected weights that boxes can be copied of, got sizes {sizes} "
+            f"backend cuda: expected words that boxes can be copied of, got sizes {sizes} "
             f"with steps of {steps} bytes ({status.name})"
         )
     return ctypes.string_at(found.getPtr(), MAP_BYTES)
