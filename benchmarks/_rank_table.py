@@ -45,6 +45,7 @@ from engine import (
 )
 from engine.cost import expected_experts_hit
 from engine.device import wait_for
+from engine.kernels import OPS
 from engine.presets import RANKS, random_rank
 from engine.verify import append_chain
 
@@ -330,6 +331,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = [name for name in names if name not in RANKS]
     if unknown:
         parser.error(f"presets: expected some of {', '.join(RANKS)}, got {unknown[0]!r}")
+    backends = OPS["tree_attention"].implementations
+    unknown = [name for name in asked.backends if name not in backends]
+    if unknown:
+        parser.error(f"backends: expected some of {', '.join(backends)}, got {unknown[0]!r}")
     common = {"layout": asdict(layout_of(asked)), "node_budget": NODE_BUDGET}
     report = Report(asked.json, common, measure_ceilings())
     measured = {}

@@ -198,11 +198,20 @@ def test_a_prompt_is_not_filled_in_no_chunks(capsys):
 def test_a_rank_is_drawn_by_its_name(capsys, monkeypatch):
     monkeypatch.setitem(_rank_table.RANKS, "kimi-k2.6-tp8-rank-4-layers", SMALL)
 
-    _rank_table.main(["kimi-k2.6-tp8-rank-4-layers", "--backends", "none", "--contexts", "64"])
+    _rank_table.main(["kimi-k2.6-tp8-rank-4-layers", "--backends", "cuda_mma", "--contexts", "64"])
 
     drawn, *_, failed = capsys.readouterr().out.splitlines()
     assert drawn.startswith("kimi-k2.6-tp8-rank-4-layers: drawn in ")
-    assert failed.split()[:3] == ["64", "none", "failed:"]
+    assert failed.split()[:3] == ["64", "cuda_mma", "failed:"]
+
+
+def test_a_backend_that_is_none_is_refused_before_weights_are_drawn(capsys):
+    with pytest.raises(SystemExit):
+        _rank_table.main(["--backends", "none"])
+
+    said = capsys.readouterr()
+    assert said.err.endswith("reference, triton_serial, triton_split, cuda, cuda_mma, got 'none'\n")
+    assert said.out == ""
 
 
 def test_only_ranks_have_such_a_table(capsys):
