@@ -19,14 +19,13 @@ READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
 READ_SHARE = "dram__bytes_read.sum.pct_of_peak_sustained_elapsed"
 TENSOR = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
 LOCAL = ("smsp__sass_inst_executed_op_local_ld.sum", "smsp__sass_inst_executed_op_local_st.sum")
-SPILLS = "sass__inst_executed_register_spilling_mem_local"
 LATENCY = "smsp__average_warp_latency_per_inst_issued.ratio"
 # Cycles between two instructions of a warp that it spent on a reason; they sum to LATENCY.
 STALL = ("smsp__average_warps_issue_stalled_", "_per_issue_active.ratio")
 NO_STALL = "selected"  # the cycle in which it issues
 # Beside what the sections hold anyway: none of them has all of these in every version.
 METRICS = (REGISTERS, *SHARED, OCCUPANCY, MOST_OCCUPANCY, READ, WRITTEN, READ_SHARE, TENSOR,
-           *LOCAL, SPILLS, LATENCY)  # fmt: skip
+           *LOCAL, LATENCY)  # fmt: skip
 THOUSANDS = {"K": 1e3, "M": 1e6, "G": 1e9}  # of a unit; no base unit begins with these
 MOST_STALLS = 5
 
@@ -139,6 +138,5 @@ ROWS = {
     "DRAM read, % of its peak": _written(READ_SHARE, digits=1),
     "tensor pipe, % of active cycles": _written(TENSOR, digits=1),
     "local loads / stores, instructions": _written(*LOCAL),
-    "of spilled registers": _written(SPILLS),
     "cycles between instructions of a warp": _written(LATENCY, digits=2),
 }

@@ -16,9 +16,9 @@ NAMES = ["ID", "Process ID", "Kernel Name", "CC", "device__attribute_display_nam
 STALLS = {"long_scoreboard": "4.40", "selected": "1", "wait": "1.35", "barrier": "1,000.5",
           "gmma": "0.06", "membar": "0", "mio_throttle": "n/a", "imc_miss": "0.2"}  # fmt: skip
 UNITS = ["", "", "", "", "", "register/thread", "byte/block", "Kbyte/block", "%", "%", "byte",
-         "byte", "%", "%", "inst", "inst", "", "inst"]  # fmt: skip
+         "byte", "%", "%", "inst", "inst", "inst"]  # fmt: skip
 FIRST = ["0", "7", "tree_attention", "9.0", "NVIDIA H200", "168", "0", "229.376",
-         "12.49", "12.5", "75,497,472", "1,000,000", "81.25", "45.83", "(!) n/a", "12", "n/a",
+         "12.49", "12.5", "75,497,472", "1,000,000", "81.25", "45.83", "(!) n/a", "12",
          "9.8"]  # fmt: skip
 SECOND = ["1", "7", "merge", "9.0", "NVIDIA H200", *["1"] * len(METRICS)]
 
