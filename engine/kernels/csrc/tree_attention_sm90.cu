@@ -585,9 +585,13 @@ extern "C" __global__ void __launch_bounds__(512, 1)
   const Barriers barriers{shared + kBarrierOffset};
   grid_let_next_start();
   if (threadIdx.x >= 512 - 32) {
-    const int lane = threadIdx.x & 31;
     if (shared & 1023) __trap();  // the swizzle counts from addresses that are multiples of 1024
-    if (lane < kNumBarriers) barrier_init(barriers.base + 8 * lane, Barriers::arrivals(lane));
+    // One lane, in a straight line: of many, the hardware takes one after the other in a loop.
+    if (threadIdx.x == 512 - 32) {
+#pragma unroll
+      for (int i = 0; i < kNumBarriers; ++i) barrier_init(barriers.base + 8 * i, Barriers::arrivals(i));
+    }
+    __syncwarp();
     barriers_are_ready();
     asm volatile("barrier.cta.arrive 6, 160;" ::: "memory");
   }
