@@ -10,9 +10,9 @@
 // (tree_attention_merge_few.cuh).
 //
 // Warpgroups (128 threads each):
-//   0 loads     the block's share, for all; the queries of its first item; tiles, 16 bytes a thread and copy
-//               (cp.async), zeros for rows that are not live; any page size, page ids asked one tile ahead
-//   1 scores    64 x ROWS scores of a tile, softmax, weights to shared memory; queries of later items
+//   0 loads     the block's share, for all; tiles, 16 bytes a thread and copy (cp.async), zeros for rows that
+//               are not live; any page size, page ids asked one tile ahead
+//   1 scores    the queries; 64 x ROWS scores of a tile, softmax, weights to shared memory
 //   2, 3 values 256 value dims each, O^T in registers; the merge
 // Most instructions are executed once a launch and have to be fetched first, the same by all SMs at the
 // same time, which takes several times as long as to execute them. What lies ahead in a straight line comes
@@ -26,8 +26,7 @@
 // whole ends, its rows lie in place of the queries on their way out; what is merged lies in place of the
 // values.
 // Barriers, each with a full and an empty side: a pair of value chunks of a stage (chunk j of either
-// half of the value dims), the rope chunk of a rope stage, the weights, the queries (full: those of the first
-// piece). A tile is loaded and given back pair by pair, so that the next but one is on its way while
+// half of the value dims), the rope chunk of a rope stage, the weights; the queries have an empty side. A tile is loaded and given back pair by pair, so that the next but one is on its way while
 // half of it is in use; its rope is read first, since there is one place for it.
 //
 // While no score is farther than FAR from 0, weights are 2^score, and parts are added as they are: bfloat16
@@ -73,7 +72,7 @@ constexpr int kDecayOffset = kWeightOffset + kGroups * 1024;
 constexpr int kPeakOffset = kDecayOffset + ROWS * 4;
 constexpr int kFlagOffset = kPeakOffset + ROWS * 4;
 constexpr int kBarrierOffset = (kFlagOffset + 4 + 7) / 8 * 8;
-constexpr int kNumBarriers = 24;
+constexpr int kNumBarriers = 23;
 constexpr int kWorkOffset = kBarrierOffset + kNumBarriers * 8;
 constexpr int kWorkBytes = 80 + 8 * (576 / ROWS < 32 ? 576 / ROWS : 32);  // of a Work
 constexpr int kSharedBytes = kWorkOffset + kWorkBytes;
@@ -111,9 +110,9 @@ __device__ __forceinline__ u64 uniform_descriptor(u32 address, u32 leading, u32 
 // lie, where it has one.
 constexpr int kMostSequences = 576 / ROWS < 32 ? 576 / ROWS : 32;  // that are merged inside
 struct Work {
-  Run run;
   Piece piece;  // the first one
   int has_piece, has_more;  // than one, which `run` then finds
+  Run run;
   Parts parts[kMostSequences];
 };
 static_assert(sizeof(Work) <= kWorkBytes, "in shared memory");
@@ -153,13 +152,12 @@ struct Barriers {
   __device__ __forceinline__ u32 weights_full() const { return base + 160; }
   __device__ __forceinline__ u32 weights_empty() const { return base + 168; }
   __device__ __forceinline__ u32 query_empty() const { return base + 176; }
-  __device__ __forceinline__ u32 query_full() const { return base + 184; }  // of the first piece
 
   // Arrivals at barrier number `i`, in the order above: 128 threads bring something, a lane of each warp
   // gives it back, all threads of both halves leave the queries' place.
   __device__ __forceinline__ static u32 arrivals(int i) {
     if (i == 22) return 256;
-    return i < 8 || i == 16 || i == 17 || i == 20 || i == 23 ? 128 : i == 18 || i == 19 ? 4 : 8;
+    return i < 8 || i == 16 || i == 17 || i == 20 ? 128 : i == 18 || i == 19 ? 4 : 8;
   }
 };
 
@@ -195,10 +193,17 @@ __device__ __forceinline__ void all_copied() {
 }
 
 __device__ __forceinline__ void begin_work() {
-  asm volatile("barrier.cta.sync 7, 512;" ::: "memory");
+  asm volatile("barrier.cta.sync 7, 384;" ::: "memory");
 }
 
-// Find the share, for all; load the queries of the first piece, and all tiles. A warp copies rows
+// The share is found and the barriers are there: the score warps hear of it at hardware barrier 9, those of
+// values at 7, so that neither waits for the other.
+__device__ __forceinline__ void let_work_begin() {
+  asm volatile("barrier.cta.arrive 9, 256;" ::: "memory");
+  asm volatile("barrier.cta.arrive 7, 384;" ::: "memory");
+}
+
+// Find the share, for all; load all tiles. A warp copies rows
 // 4 warp + i + 16 part, i and part below 4, eight lanes a row; the lanes that have found them tell where
 // they are.
 __device__ __forceinline__ void load(const Params& p, unsigned char* smem, u32 shared,
@@ -226,10 +231,8 @@ __device__ __forceinline__ void load(const Params& p, unsigned char* smem, u32 s
     work_of(smem).has_more = has_more;
   }
   asm volatile("barrier.cta.sync 6, 160;" ::: "memory");  // the barriers are there
-  asm volatile("barrier.cta.arrive 7, 512;" ::: "memory");
+  let_work_begin();
   if (!has_piece) return all_copied();
-  start_queries(p, piece, shared + kQueryOffset);
-  barrier_arrive_after_copies(barriers.query_full());
   const u32 inside = key * 128 + ((unit ^ (key & 7)) << 4);
   u32 count = 0;
   while (true) {
@@ -442,12 +445,14 @@ __device__ __forceinline__ void score(const Params& p, unsigned char* smem, u32 
   softmax.peaks = reinterpret_cast<float*>(smem + kPeakOffset);
   softmax.decays = reinterpret_cast<float*>(smem + kDecayOffset);
   float scores[kScores];
-  begin_work();
+  asm volatile("barrier.cta.sync 9, 256;" ::: "memory");
   if (!work_of(smem).has_piece) return;
   Piece piece = first_piece(smem);
-  barrier_wait(barriers.query_full(), 0);
-  fence_async_proxy();
   while (true) {
+    start_queries(p, piece, shared + kQueryOffset);
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    fence_async_proxy();
+    warpgroup_barrier();
     softmax.reset();
 #pragma unroll 1
     for (int tile = piece.first; tile < piece.last; ++tile, ++tile_count, ++weight_count) {
@@ -474,10 +479,6 @@ __device__ __forceinline__ void score(const Params& p, unsigned char* smem, u32 
     if (!next_piece(p, smem, tile_count, piece)) return;
     barrier_wait(barriers.query_empty(), piece_count & 1);
     ++piece_count;
-    start_queries(p, piece, shared + kQueryOffset);
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    fence_async_proxy();
-    warpgroup_barrier();
   }
 }
 

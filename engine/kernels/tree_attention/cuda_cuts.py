@@ -84,7 +84,7 @@ def narrow(num_seqs: int, packed: int) -> Cut:
     weights = rows // 8 * 1024
     decays_peaks_flag = (2 * rows * 4 + 4 + 7) // 8 * 8
     work = WORK_BYTES + PARTS_BYTES * min(MOST_ROWS_MERGED_INSIDE // rows, 32)
-    shared_bytes = queries + tiles + weights + decays_peaks_flag + 24 * BARRIER_BYTES + work
+    shared_bytes = queries + tiles + weights + decays_peaks_flag + 23 * BARRIER_BYTES + work
     all_rows = num_seqs * -(-packed // rows) * rows
     is_few = all_rows <= MOST_ROWS_MERGED_INSIDE
     return Cut(
