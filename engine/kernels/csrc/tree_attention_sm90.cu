@@ -26,8 +26,9 @@
 // whole ends, its rows lie in place of the queries on their way out; what is merged lies in place of the
 // values.
 // Barriers, each with a full and an empty side: a pair of value chunks of a stage (chunk j of either
-// half of the value dims), the rope chunk of a rope stage, the weights; the queries have an empty side. A tile is loaded and given back pair by pair, so that the next but one is on its way while
-// half of it is in use; its rope is read first, since there is one place for it.
+// half of the value dims), the rope chunk of a rope stage, the weights; of the queries an empty side alone.
+// A tile is loaded and given back pair by pair, so that the next but one is on its way while half of it is in
+// use; its rope is read first, since there is one place for it.
 //
 // While no score is farther than FAR from 0, weights are 2^score, and parts are added as they are: bfloat16
 // and float32 have exponents enough. From the first other tile of a piece on a row's shift is its running
@@ -276,20 +277,40 @@ __device__ __forceinline__ void load(const Params& p, unsigned char* smem, u32 s
   }
 }
 
-// May a row not see all of a tile?
-__device__ __forceinline__ bool is_cut(const Piece& piece, int tile) {
-  return (tile + 1) * kKeys > piece.sequence.context_len;  // the tiles of the tree too
-}
+// What a row may not see of a tile. Thread i asks for the mask of row i before the tile is waited for, and
+// nothing is made of it before `hide`, so that nothing waits for it.
+struct Cut {
+  bool is_there;
+  u32 low, high;  // mask of the row, 32 keys a word
+  int left;       // keys of the tile that any row sees
 
-// Set what a row may not see to -inf; `masks` [2, ROWS] is scratch, words of 32 keys. Element
-// 4 g + 2 h + e: key 16 warp + lane / 4 + 8 h, row 8 g + 2 (lane % 4) + e of the block.
-__device__ __forceinline__ void hide(const Params& p, const Piece& piece, int tile, u32* masks,
-                                     float (&scores)[kScores]) {
+  __device__ __forceinline__ Cut(const Params& p, const Piece& piece, int tile) : low(~0u), high(~0u) {
+    const int thread = threadIdx.x & 127;
+    const int context_tiles = (piece.sequence.context_len + kKeys - 1) / kKeys;
+    const bool is_tree = tile >= context_tiles;
+    const int first = (is_tree ? tile - context_tiles : tile) * kKeys;
+    left = (is_tree ? piece.sequence.tree_size : piece.sequence.context_len) - first;
+    is_there = is_tree || left < kKeys;
+    if (!is_tree || thread >= ROWS) return;
+    const int token = quotient(piece.row + thread, p.H);
+    if (token >= piece.sequence.tree_size) return;
+    const int* words = p.ancestor_bits + piece.sequence.index * p.bits_sequence +
+                       token * p.bits_token + first / 32;
+    low = words[0];
+    if (left > 32) high = words[1];
+  }
+
+  __device__ __forceinline__ void hide(u32* masks, float (&scores)[kScores]) const;
+};
+
+// Set it to -inf; `masks` [2, ROWS] is scratch. Element 4 g + 2 h + e: key 16 warp + lane / 4 + 8 h, row
+// 8 g + 2 (lane % 4) + e of the block.
+__device__ __forceinline__ void Cut::hide(u32* masks, float (&scores)[kScores]) const {
   const int thread = threadIdx.x & 127, lane = thread & 31, warp = thread >> 5;
   if (thread < ROWS) {
-    const u64 visible = visible_keys(p, piece, tile, thread);
-    masks[thread] = static_cast<u32>(visible);
-    masks[ROWS + thread] = static_cast<u32>(visible >> 32);
+    const u64 live = left >= kKeys ? ~0ull : (1ull << left) - 1;
+    masks[thread] = low & static_cast<u32>(live);
+    masks[ROWS + thread] = high & static_cast<u32>(live >> 32);
   }
   warpgroup_barrier();
   const u32* own = masks + (warp >> 1) * ROWS + 2 * (lane & 3);
@@ -424,11 +445,11 @@ __device__ __forceinline__ void start_scores(u32 shared, const Barriers& barrier
 // A tile of which a row may not see all, or whose scores are far from 0, or that follows such one; scratch
 // lies in place of the weights. True where its weights are found, false where all is plain.
 __device__ __forceinline__ bool weigh_with_care(const Params& p, unsigned char* smem,
-                                                const Piece& piece, int tile, Softmax& softmax,
+                                                const Cut& cut, Softmax& softmax,
                                                 float (&scores)[kScores], bool& is_raised) {
   if (softmax.is_plain && any_in_warpgroup(Softmax::is_far(scores, p.scale))) softmax.begin_peaks();
-  if (is_cut(piece, tile)) {
-    hide(p, piece, tile, reinterpret_cast<u32*>(smem + kWeightOffset), scores);
+  if (cut.is_there) {
+    cut.hide(reinterpret_cast<u32*>(smem + kWeightOffset), scores);
     warpgroup_barrier();
   }
   if (softmax.is_plain) return false;
@@ -457,13 +478,14 @@ __device__ __forceinline__ void score(const Params& p, unsigned char* smem, u32 
 #pragma unroll 1
     for (int tile = piece.first; tile < piece.last; ++tile, ++tile_count, ++weight_count) {
       const u32 parity = (weight_count & 1) ^ 1;
+      const Cut cut(p, piece, tile);
       start_scores(shared, barriers, tile_count, scores);
       matrix_wait<0>();
-      const bool needs_care = any_in_warpgroup(!softmax.is_plain | is_cut(piece, tile) |
+      const bool needs_care = any_in_warpgroup(!softmax.is_plain | cut.is_there |
                                                Softmax::is_far(scores, p.scale));
       barrier_wait(barriers.weights_empty(), parity);
       bool is_raised = false;
-      if (!needs_care || !weigh_with_care(p, smem, piece, tile, softmax, scores, is_raised))
+      if (!needs_care || !weigh_with_care(p, smem, cut, softmax, scores, is_raised))
         Softmax::weigh_plainly(scores, p.scale);
       store_weights<pack_bf16>(shared + kWeightOffset, scores);
       if ((threadIdx.x & 127) == 0)
