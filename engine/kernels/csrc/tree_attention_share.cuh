@@ -11,14 +11,16 @@ __device__ __forceinline__ float inverse(float x) {
   return y;
 }
 
-// a / b of numbers that are not negative, where the quotient is less than 2^20.
-__device__ __forceinline__ int quotient(int a, int b) {
-  int q = __float2int_rz(__int2float_rn(a) * inverse(__int2float_rn(b)));
+// a / b of numbers that are not negative, where the quotient is less than 2^20; `by` is about 1 / b.
+__device__ __forceinline__ int quotient(int a, int b, float by) {
+  int q = __float2int_rz(__int2float_rn(a) * by);
   const int rest = a - q * b;
   if (rest < 0) --q;
   if (rest >= b) ++q;
   return q;
 }
+
+__device__ __forceinline__ int quotient(int a, int b) { return quotient(a, b, inverse(__int2float_rn(b))); }
 
 // Where the parts of a sequence lie: run `run` of the line with block `run` of the grid.
 struct Parts {
@@ -26,30 +28,38 @@ struct Parts {
   int tree_size;
 };
 
-// The same where there is one sequence, of no more items than blocks of the grid: every run then has a
-// block for itself.
-__device__ __forceinline__ void find_only_run(const Params& p, Piece& piece, bool& has_piece,
-                                              Parts* all) {
+// The piece of this block where there is one sequence, of no more items than blocks of the grid: every run
+// then has a block for itself. `share` is the tiles of a run.
+__device__ __forceinline__ void find_only_run(const Params& p, Piece& piece, bool& has_piece, int& share) {
   const int tree_size = length_at(p.tree_sizes, 0, p.wide_tree);
   const int context_len = length_at(p.context_lens, 0, p.wide_context);
-  const int tiles = Line::tiles_of(context_len, tree_size), blocks = Line::blocks_of(p, tree_size);
   const int own = blockIdx.x;
   int most = p.num_blocks, chunk = own;
+  float by = inverse(__int2float_rn(most));  // while the lengths come
+  const int tiles = Line::tiles_of(context_len, tree_size), blocks = Line::blocks_of(p, tree_size);
+  piece.row = 0;
   if (blocks > 1) {
     most = quotient(most, blocks);
+    by = inverse(__int2float_rn(most));
     chunk = quotient(own, blocks);
+    piece.row = (own - chunk * blocks) * BLOCK_ROWS;
   }
-  const int share = quotient(tiles + most - 1, most), chunks = quotient(tiles + share - 1, share);
-  if (threadIdx.x == 0) *all = {0, static_cast<short>(chunks), tree_size};
-  has_piece = own < chunks * blocks;
+  share = quotient(tiles + most - 1, most, by);
   piece.sequence.index = 0;
   piece.sequence.context_len = context_len;
   piece.sequence.tree_size = tree_size;
-  piece.row = (own - chunk * blocks) * BLOCK_ROWS;
+  piece.sequence.tiles = tiles;
   piece.first = chunk * share;
   piece.last = min(piece.first + share, tiles);
-  piece.is_whole = chunks == 1;
+  piece.is_whole = share >= tiles;
   piece.slot = own;
+  has_piece = piece.first < tiles;
+}
+
+// Where the parts of that sequence lie.
+__device__ __forceinline__ Parts only_parts(const Piece& piece, int share) {
+  const int chunks = quotient(piece.sequence.tiles + share - 1, share);
+  return {0, static_cast<short>(chunks), piece.sequence.tree_size};
 }
 
 // The piece of this block, if it has one. False if the line is to be cut otherwise. The first warp writes

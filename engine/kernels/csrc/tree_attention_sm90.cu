@@ -199,8 +199,11 @@ __device__ __forceinline__ void begin_work() {
 
 // The share is found and the barriers are there: the score warps hear of it at hardware barrier 9, those of
 // values at 7, so that neither waits for the other.
-__device__ __forceinline__ void let_work_begin() {
+__device__ __forceinline__ void let_scores_begin() {
   asm volatile("barrier.cta.arrive 9, 256;" ::: "memory");
+}
+
+__device__ __forceinline__ void let_values_begin() {
   asm volatile("barrier.cta.arrive 7, 384;" ::: "memory");
 }
 
@@ -214,7 +217,8 @@ __device__ __forceinline__ void load(const Params& p, unsigned char* smem, u32 s
   bool has_piece;
 #if ONE
   const bool has_more = false;
-  find_only_run(p, piece, has_piece, work_of(smem).parts);
+  int share;
+  find_only_run(p, piece, has_piece, share);
 #else
   const bool has_more =
       !find_own_run(p, piece, has_piece, MERGE_INSIDE ? work_of(smem).parts : nullptr);
@@ -232,7 +236,11 @@ __device__ __forceinline__ void load(const Params& p, unsigned char* smem, u32 s
     work_of(smem).has_more = has_more;
   }
   asm volatile("barrier.cta.sync 6, 160;" ::: "memory");  // the barriers are there
-  let_work_begin();
+  let_scores_begin();
+#if ONE
+  if (thread == 0) work_of(smem).parts[0] = only_parts(piece, share);
+#endif
+  let_values_begin();
   if (!has_piece) return all_copied();
   const u32 inside = key * 128 + ((unit ^ (key & 7)) << 4);
   u32 count = 0;
