@@ -198,7 +198,7 @@ struct FewMerge {
       if (waits && thread == 0) grid.wait();
       waits = false;
       barrier();
-      if (slice.parts == 1) continue;  // one block held it whole
+      if (!ONE && slice.parts == 1) continue;  // one block held it whole
       // A thread adds what it has copied some turns before.
       if (group < slice.groups) {
         // Of a peak and a total as floats the number and its absolute value.

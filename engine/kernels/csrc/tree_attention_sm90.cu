@@ -185,11 +185,20 @@ __device__ __forceinline__ void start_queries(const Params& p, const Piece& piec
   }
 }
 
+constexpr int kLeaving = ONE ? 512 : 384;  // threads that meet before the merge
+
 // The tiles' places are nobody's any more: said by those that copy, heard before the merge.
 __device__ __forceinline__ void all_copied() {
 #if MERGE_INSIDE
   asm volatile("cp.async.wait_all;" ::: "memory");
-  asm volatile("barrier.cta.arrive 4, 384;" ::: "memory");
+  asm volatile("barrier.cta.arrive 4, %0;" ::"n"(kLeaving) : "memory");
+#endif
+}
+
+// Said by the score warps with ONE: peaks and totals are written, before the merge.
+__device__ __forceinline__ void part_written() {
+#if ONE
+  asm volatile("barrier.cta.arrive 4, %0;" ::"n"(kLeaving) : "memory");
 #endif
 }
 
@@ -381,7 +390,7 @@ __device__ __forceinline__ bf16_bits** destinations(unsigned char* smem) {
 
 // Totals of all threads through `exchange` [32, ROWS]. Of a part, each row's peak and total; of an item
 // that is whole the log-sum-exp of each row, what O^T is divided by (as a decay) and where it goes; the
-// last two once `free` says that their places are.
+// last two once `free` says that their places are. With ONE there are parts only.
 __device__ __forceinline__ void finish(const Params& p, const Piece& piece, const Softmax& softmax,
                                        float* exchange, bf16_bits** to, u32 free, u32 parity) {
   const int thread = threadIdx.x & 127, lane = thread & 31, warp = thread >> 5;
@@ -396,10 +405,10 @@ __device__ __forceinline__ void finish(const Params& p, const Piece& piece, cons
 #pragma unroll 8
   for (int i = 0; i < 32; ++i) total += exchange[i * ROWS + thread];
   const float peak = softmax.is_plain ? 0.0f : softmax.peaks[thread];
-  if (MERGE_INSIDE && !piece.is_whole) {
+  if (ONE || (MERGE_INSIDE && !piece.is_whole)) {
     reinterpret_cast<float2*>(p.partial_lse)[static_cast<i64>(piece.slot) * ROWS + thread] =
         make_float2(peak, total);
-    barrier_wait(free, parity);  // no phase of the weights' barrier may pass unseen
+    if (!ONE) barrier_wait(free, parity);  // no phase of the weights' barrier may pass unseen
     return;
   }
   const int packed = piece.row + thread, token = packed / p.H, head = packed - token * p.H;
@@ -475,7 +484,7 @@ __device__ __forceinline__ void score(const Params& p, unsigned char* smem, u32 
   softmax.decays = reinterpret_cast<float*>(smem + kDecayOffset);
   float scores[kScores];
   asm volatile("barrier.cta.sync 9, 256;" ::: "memory");
-  if (!work_of(smem).has_piece) return;
+  if (!work_of(smem).has_piece) return part_written();
   Piece piece = first_piece(smem);
   while (true) {
     start_queries(p, piece, shared + kQueryOffset);
@@ -504,6 +513,7 @@ __device__ __forceinline__ void score(const Params& p, unsigned char* smem, u32 
     }
     finish(p, piece, softmax, reinterpret_cast<float*>(smem + kQueryOffset), destinations(smem),
            barriers.weights_empty(), (weight_count & 1) ^ 1);
+    if (ONE) return part_written();
     barrier_arrive(barriers.weights_full());
     ++weight_count;
     if (!next_piece(p, smem, tile_count, piece)) return;
@@ -540,6 +550,69 @@ __device__ __forceinline__ Merging merging(const Params& p, unsigned char* smem)
 
 #endif
 
+// Queue the values of a tile, added to those before it unless it is the first.
+__device__ __forceinline__ void start_values(u32 shared, u32 stage, int half, bool is_first,
+                                             float (&values)[4][kScores]) {
+  const u64 keys = uniform_descriptor(
+      shared + kValueOffset + (stage * kValueChunks + 4 * half) * kChunkBytes, 16, 1024, 1);
+  const u64 weights = uniform_descriptor(shared + kWeightOffset, 128, 1024, 0);
+  matrix_begin();
+#pragma unroll
+  for (int block = 0; block < 4; ++block) {
+#pragma unroll
+    for (int part = 0; part < 4; ++part)
+      multiply_values(values[block], keys + (block * kChunkBytes + part * 2048 >> 4),
+                      weights + (part * 256 >> 4), part > 0 || !is_first);
+    matrix_commit();
+  }
+}
+
+#if ONE
+
+// One piece, whose part is merged: what a block that has one tile runs through, up to the merge, is one line. The
+// code that it steps over, for peaks that have risen, lies before a wait.
+__device__ __forceinline__ void add_values(const Params& p, unsigned char* smem, u32 shared,
+                                           const Barriers& barriers, int half) {
+  const int lane = threadIdx.x & 31;
+  const float* decay = reinterpret_cast<const float*>(smem + kDecayOffset);
+  const volatile int* is_raised = reinterpret_cast<const volatile int*>(smem + kFlagOffset);
+  float values[4][kScores];
+  begin_work();
+  const Piece piece = first_piece(smem);
+  if (uniform(work_of(smem).has_piece)) {
+#pragma unroll 1
+    for (int tile = piece.first; tile < piece.last; ++tile) {
+      const u32 count = tile - piece.first, stage = count % kStages;
+      if (count) {
+        barrier_wait(barriers.weights_full(), count & 1);
+        if (*is_raised) scale_values(decay, values);
+      } else {
+        barrier_wait(barriers.weights_full(), 0);
+      }
+      fence_async_proxy();
+      start_values(shared, stage, half, count == 0, values);
+      matrix_wait<3>();
+      if (lane == 0) barrier_arrive(barriers.pair_empty(stage, 0));
+      matrix_wait<2>();
+      if (lane == 0) barrier_arrive(barriers.pair_empty(stage, 1));
+      // The first half leaves while the second is added.
+      if (tile + 1 == piece.last) store_part(p, piece.slot, half, 0, values);
+      matrix_wait<1>();
+      if (lane == 0) barrier_arrive(barriers.pair_empty(stage, 2));
+      matrix_wait<0>();
+      if (lane == 0) {
+        barrier_arrive(barriers.pair_empty(stage, 3));
+        barrier_arrive(barriers.weights_empty());
+      }
+    }
+    store_part(p, piece.slot, half, 1, values);
+  }
+  asm volatile("barrier.cta.sync 4, %0;" ::"n"(kLeaving) : "memory");
+  merging(p, smem).run();
+}
+
+#else
+
 __device__ __forceinline__ void add_values(const Params& p, unsigned char* smem, u32 shared,
                                            const Barriers& barriers, int half) {
   const int lane = threadIdx.x & 31;
@@ -561,18 +634,7 @@ __device__ __forceinline__ void add_values(const Params& p, unsigned char* smem,
       barrier_wait(barriers.weights_full(), weight_count & 1);
       fence_async_proxy();
       if (*is_raised) scale_values(decay, values);
-      const u64 keys = uniform_descriptor(
-          shared + kValueOffset + (stage * kValueChunks + 4 * half) * kChunkBytes, 16, 1024, 1);
-      const u64 weights = uniform_descriptor(shared + kWeightOffset, 128, 1024, 0);
-      matrix_begin();
-#pragma unroll
-      for (int block = 0; block < 4; ++block) {
-#pragma unroll
-        for (int part = 0; part < 4; ++part)
-          multiply_values(values[block], keys + (block * kChunkBytes + part * 2048 >> 4),
-                          weights + (part * 256 >> 4), part > 0 || tile > piece.first);
-        matrix_commit();
-      }
+      start_values(shared, stage, half, tile == piece.first, values);
       matrix_wait<3>();
       if (lane == 0) barrier_arrive(barriers.pair_empty(stage, 0));
       matrix_wait<2>();
@@ -604,10 +666,12 @@ __device__ __forceinline__ void add_values(const Params& p, unsigned char* smem,
     if (lane == 0) barrier_arrive(barriers.weights_empty());
   } while (next_piece(p, smem, tile_count, piece));
 #if MERGE_INSIDE
-  asm volatile("barrier.cta.sync 4, 384;" ::: "memory");
+  asm volatile("barrier.cta.sync 4, %0;" ::"n"(kLeaving) : "memory");
   merging(p, smem).run();
 #endif
 }
+
+#endif
 
 extern "C" __global__ void __launch_bounds__(512, 1)
     tree_attention(const __grid_constant__ Params p) {
