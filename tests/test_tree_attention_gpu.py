@@ -60,6 +60,11 @@ SHAPES = (
     *(edges(page_size, hybrid=hybrid) for page_size in PAGE_SIZES for hybrid in (False, True)),
     UNEVEN,
     case("64k", (65536,), (bush(9, 3),), page_size=1),
+    # One sequence, for which `cuda` has a kernel: also several blocks of rows, scores far from 0.
+    case("one-short", (1000,), (bush(9, 12),), page_size=1),
+    case("one-of-two-blocks", (5000,), (bush(17, 13),)),
+    case("one-without-context", (0,), (bush(9, 14),)),
+    case("one-huge-scores", (5000,), (bush(9, 10),), query_scale=3e3),
     case("200k", (200_000, 0), (bush(129, 4), chain(129))),
     case("200k-hybrid", (199_999, 31), (star(129), bush(65, 5)), page_size=1, hybrid=True),
     case("128-heads", (4097, 0), (bush(9, 6), star(4)), num_heads=128, page_size=16),
