@@ -23,7 +23,21 @@ WIDE = {"width": 1400, "height": 1000}
 NARROW = {"width": 390, "height": 844}
 STICKS_OUT = "(m => m.scrollWidth - m.clientWidth)(document.querySelector('[data-testid=stMain]'))"
 FINISHED = "[data-testid=stApp][data-test-script-state=notRunning]"
+# The run has ended, and nothing stands for what is still to be drawn: a browser fetches the code of
+# a widget or a chart after the run that sent it, and what stands for it is of another height.
+WHOLE = """() => {
+  const app = document.querySelector("[data-testid=stApp]")?.dataset;
+  return app?.testConnectionState === "CONNECTED" && app.testScriptState === "notRunning"
+    && !document.querySelector("[data-testid=stSkeleton], [data-stale=true]")
+    && [...document.querySelectorAll("[data-testid=stVegaLiteChart]")]
+      .every(chart => chart.querySelector("svg.marks"))
+    && document.fonts.status === "loaded";
+}"""
+NEXT_FRAME = "() => new Promise(drawn => requestAnimationFrame(() => drawn()))"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+# A busy machine draws a chart long after it has all that is in it.
+expect.set_options(timeout=60_000)
 
 
 @dataclass(frozen=True)
@@ -68,9 +82,7 @@ class Tab:
 
     def settle(self):
         """Wait until the page is whole and nothing of it is an exception."""
-        self.page.wait_for_selector(FINISHED)
-        expect(self.page.locator("h1")).to_be_visible()
-        expect(self.page.locator("[data-testid=stException]")).to_have_count(0)
+        settle(self.page)
 
     def act(self, action):
         """Do something that runs the page again; give the seconds until it has been drawn."""
@@ -79,8 +91,10 @@ class Tab:
         while self.runs == before:
             assert time.perf_counter() - began < 60, "nothing ran"
             self.page.wait_for_timeout(5)
+        # The page may not have taken in yet what was received: it could still say that of the run before.
+        self.page.evaluate(NEXT_FRAME)
         self.page.wait_for_selector(FINISHED)
-        self.page.evaluate("() => new Promise(drawn => requestAnimationFrame(() => drawn()))")
+        self.page.evaluate(NEXT_FRAME)
         return time.perf_counter() - began
 
     def _said(self, message):
@@ -93,6 +107,14 @@ class Tab:
 
     def _received(self, payload):
         self.runs += has_ended(payload)
+
+
+def settle(page):
+    """Wait until a page is whole and nothing of it is an exception."""
+    expect(page.locator("h1")).to_be_visible()
+    page.wait_for_function(WHOLE)
+    page.evaluate(NEXT_FRAME)
+    expect(page.locator("[data-testid=stException]")).to_have_count(0)
 
 
 def _is_here(host):

@@ -4,7 +4,7 @@ Every page has a server of its own. `first` is its first run in that process, wh
 was imported into before; `cold` are runs of which nothing is cached, because somebody wrote in
 between (into a copy of the database); `again` finds all of it. Their seconds are those until the
 server has sent the last of the page, and of its processor's time. Then a browser opens the page, as
-cold, until its first useful content is seen, until it is whole, and until its first chart is drawn;
+cold, until its first useful content is seen, until its first chart is drawn, and until it is whole;
 and uses it. The first useful content is what answers the reader: text where a page has some.
 """
 
@@ -86,17 +86,17 @@ def measure(database, name, times, chromium, folder):
             began = time.perf_counter()
             where = "" if name == FIRST_PAGE else name
             seen.append(tab.open(f"{site.address}/{where}", USEFUL[name]))
-            tab.settle()
-            whole.append(time.perf_counter() - began)
             if name in CHARTED:
                 tab.page.locator("svg.marks").first.wait_for()
                 drawn.append(time.perf_counter() - began)
+            tab.settle()
+            whole.append(time.perf_counter() - began)
             tab.page.wait_for_timeout(1000)
             used.append(use(tab, name))
             tab.page.close()
             assert tab.troubles == [], tab.troubles
     median = [statistics.median(column) for column in zip(*cold, strict=True)]
-    return (first, median, again), [spread(one) for one in (seen, whole, drawn, used)]
+    return (first, median, again), [spread(one) for one in (seen, drawn, whole, used)]
 
 
 def spread(times_s):
@@ -114,7 +114,7 @@ def main():
     told = parser.parse_args()
     click.echo("Seconds; of the server: until the page is sent (of its processor)")
     click.echo(
-        COLUMNS.format("page", "first", "cold", "again", "useful", "whole", "drawn", "a use")
+        COLUMNS.format("page", "first", "cold", "again", "useful", "drawn", "whole", "a use")
     )
     with tempfile.TemporaryDirectory() as kept, browser() as chromium:
         copy = Path(kept) / "copy.db"

@@ -2,10 +2,9 @@
 
 # ruff: noqa: RUF001 - factors are asserted as they are printed
 
-import statistics
+import socket
 import time
 from http.client import HTTPConnection
-from itertools import pairwise
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -13,7 +12,7 @@ from playwright.sync_api import Page, expect
 
 from dashboard.theme import FIRST_PAGE, PAGES
 from tests import pages_database as demo
-from tests.browsing import CHROMIUM, FINISHED, NARROW, STICKS_OUT, WIDE, Tab, browser, served
+from tests.browsing import CHROMIUM, NARROW, STICKS_OUT, WIDE, Tab, browser, served, settle
 
 # Text whose contrast is below that of WCAG 2.1 AA, with the contrast it has.
 TOO_PALE = """() => {
@@ -51,8 +50,13 @@ NUM_LINES = """elements => elements.map(element => {
   return new Set([...text.getClientRects()].map(line => line.top)).size;
 })"""
 
-# A chart is drawn after its page is whole, on a busy machine long after it.
-expect.set_options(timeout=30_000)
+# The height of the gap between each filter and the next, top to bottom; all are read at one time.
+GAPS = """() => {
+  const below = document.querySelector(".st-key-answer").getBoundingClientRect().top;
+  const filters = [...document.querySelectorAll("[data-testid=stColumn] [data-testid=stElementContainer]")]
+    .map(one => one.getBoundingClientRect()).filter(box => box.top < below);
+  return filters.slice(1).map((low, place) => low.top - filters[place].bottom);
+}"""
 
 pytestmark = [
     pytest.mark.browser,
@@ -80,9 +84,7 @@ def tab(window):
 
 def visit(tab: Page, address: str) -> None:
     tab.goto(address)
-    tab.wait_for_selector(FINISHED)
-    expect(tab.locator("h1")).to_be_visible()
-    expect(tab.locator("[data-testid=stException]")).to_have_count(0)
+    settle(tab)
 
 
 def query(tab: Page) -> dict[str, list[str]]:
@@ -95,15 +97,19 @@ def charts(tab: Page):
 
 def test_no_small_answer_waits_for_the_browser_to_confirm_the_one_before(demo_site):
     server = HTTPConnection(urlsplit(demo_site).netloc)
+    server.connect()
     times = []
     for _ in range(41):
+        # A confirmation comes late, as after the first few of a long connection.
+        server.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
         began = time.perf_counter()
         server.request("GET", "/_stcore/health")
         server.getresponse().read()
         times.append(time.perf_counter() - began)
     server.close()
 
-    assert statistics.median(times) < 0.03, "each waits 40 ms where the sockets do not send at once"
+    # A busy machine makes some of them wait; all of them would, were it for the confirmation.
+    assert min(times) < 0.03, "each waits 40 ms where the sockets do not send at once"
 
 
 def test_a_finding_leads_to_its_own_history(demo_site, tab):
@@ -145,17 +151,11 @@ def test_a_narrow_window_breaks_no_head_and_has_no_gap_for_an_empty_column(demo_
     tab.set_viewport_size(NARROW)
     visit(tab, demo_site)
     heads = tab.locator("[data-testid=stMarkdownContainer] th")
-    expect(heads.first).to_be_visible()
     assert set(heads.evaluate_all(NUM_LINES)) == {1}
 
     visit(tab, f"{demo_site}/history")
 
-    filters = tab.locator("[data-testid=stColumn] [data-testid=stElementContainer]")
-    expect(filters.first).to_be_visible()
-    below = tab.locator(".st-key-answer").bounding_box()["y"]
-    boxes = [one.bounding_box() for one in filters.all()]
-    boxes = [box for box in boxes if box["y"] < below]
-    gaps = [low["y"] - high["y"] - high["height"] for high, low in pairwise(boxes)]
+    gaps = tab.evaluate(GAPS)
     assert len(gaps) > 5
     assert max(gaps) == pytest.approx(min(gaps), abs=1)
 
@@ -171,6 +171,8 @@ def test_a_newcomer_reaches_commit_and_diagnosis_in_three_clicks(demo_site, tab)
     expect(tab.get_by_text("Regressed: 2 regressions")).to_be_visible()
     assert query(tab)["head"] == [commit]
     tab.go_back()
+    expect(tab.locator("h1")).to_have_text("Overview")
+    settle(tab)
     tab.get_by_role("link", name="Why it is slow").first.click()
 
     expect(tab.locator("h1")).to_have_text("Diagnose")
@@ -201,10 +203,9 @@ def test_the_back_button_returns_to_the_last_view(demo_site, tab):
 
     tab.go_back()
 
-    tab.wait_for_selector(FINISHED)
+    expect(tab.get_by_role("radio", name="linear")).to_be_checked()
+    settle(tab)
     assert "axis" not in query(tab)
-    linear = tab.get_by_role("radio", name="linear")
-    expect(linear).to_be_checked()
 
 
 def test_a_wrong_link_is_told_and_put_right(demo_site, tab):
@@ -244,7 +245,6 @@ def test_a_click_on_a_point_shows_it_and_is_part_of_the_link(demo_site, tab):
     tab.locator("[data-testid=stVegaLiteChart] [aria-roledescription=point]").nth(10).click()
 
     tab.wait_for_url("**commit=**")
-    tab.wait_for_selector(FINISHED)
     commit = query(tab)["commit"][0]
     expect(tab.get_by_text(commit, exact=True).first).to_be_visible()
     expect(tab.locator("[data-testid=stCode]")).to_contain_text(commit)
@@ -264,7 +264,7 @@ def test_every_page_has_an_address_and_can_be_read_by_anybody(demo_site, tab, tu
         assert nameless(tab) == []
         assert lasting(tab, TOO_PALE) == []
         # What Tab reaches is in the order of the page, and nothing sticks out of it sideways.
-        assert tab.locator("[tabindex]:not([tabindex='0']):not([tabindex='-1'])").count() == 0
+        expect(tab.locator("[tabindex]:not([tabindex='0']):not([tabindex='-1'])")).to_have_count(0)
         assert tab.evaluate(STICKS_OUT) <= 0
     expect(tab.locator("[data-testid=stMetricValue]", has_text="128×")).to_be_visible()
     expect(tab.get_by_text("Reproduced on NVIDIA H200")).to_be_visible()
