@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from asv.benchmarks import Benchmarks
 from asv.config import Config
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dashboard.chart_frames import align
@@ -73,6 +73,7 @@ values = st.from_regex(r"[A-Za-z0-9_.'(),+ -]{0,10}", fullmatch=True).filter(
 )
 
 
+@settings(deadline=None)  # a busy machine is no mistake
 @given(st.dictionaries(names, values, max_size=4))
 def test_parameters_are_read_as_they_were_written(params):
     written = canonical_params(list(params), list(params.values()))
