@@ -253,7 +253,7 @@ def test_a_usage_error_is_one_clear_line_and_exit_code_two(capsys, arguments, me
 
 def test_the_module_runs_as_a_command():
     process = command("hi", "--page-size", "7", text=True)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=180)
 
     assert process.returncode == 2
     assert err.startswith("python -m engine: page_size")
@@ -266,7 +266,7 @@ def test_an_interrupt_leaves_a_trace_of_whole_lines_and_no_traceback(tmp_path):
     while not process.stdout.readline().startswith(b"step 3:"):
         pass
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=180)
 
     assert (process.returncode, err) == (130, b"")
     written = trace.read_text(encoding="utf-8")
@@ -282,5 +282,5 @@ def test_output_that_nobody_reads_ends_the_command_quietly():
     process.stdout.readline()
     process.stdout.close()
 
-    assert (process.wait(timeout=60), process.stderr.read()) == (141, b"")
+    assert (process.wait(timeout=180), process.stderr.read()) == (141, b"")
     process.stderr.close()

@@ -111,7 +111,7 @@ def test_its_end_is_the_end_of_all_that_it_started(tmp_path):
 
     side.end()
 
-    assert select.select([child], [], [], 10.0)[0] == [child]  # it has ended
+    assert select.select([child], [], [], 30.0)[0] == [child]  # it has ended
     os.close(child)
 
 
