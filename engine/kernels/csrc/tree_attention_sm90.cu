@@ -295,12 +295,13 @@ __device__ __forceinline__ void load(const Params& p, unsigned char* smem, u32 s
 }
 
 // What a row may not see of a tile. Thread i asks for the mask of row i before the tile is waited for, and
-// nothing is made of it before `hide`, so that nothing waits for it.
+// nothing is made of it before `put`, so that nothing waits for it.
 struct Cut {
   bool is_there;
   u32 low, high;  // mask of the row, 32 keys a word
   int left;       // keys of the tile that any row sees
 
+  __device__ __forceinline__ Cut() {}
   __device__ __forceinline__ Cut(const Params& p, const Piece& piece, int tile) : low(~0u), high(~0u) {
     const int thread = threadIdx.x & 127;
     const int context_tiles = (piece.sequence.context_len + kKeys - 1) / kKeys;
@@ -317,19 +318,20 @@ struct Cut {
     if (left > 32) high = words[1];
   }
 
-  __device__ __forceinline__ void hide(u32* masks, float (&scores)[kScores]) const;
-};
-
-// Set it to -inf; `masks` [2, ROWS] is scratch. Element 4 g + 2 h + e: key 16 warp + lane / 4 + 8 h, row
-// 8 g + 2 (lane % 4) + e of the block.
-__device__ __forceinline__ void Cut::hide(u32* masks, float (&scores)[kScores]) const {
-  const int thread = threadIdx.x & 127, lane = thread & 31, warp = thread >> 5;
-  if (thread < ROWS) {
+  // Write what each row sees to `masks` [2, ROWS].
+  __device__ __forceinline__ void put(u32* masks) const {
+    const int thread = threadIdx.x & 127;
+    if (thread >= ROWS) return;
     const u64 live = left >= kKeys ? ~0ull : (1ull << left) - 1;
     masks[thread] = low & static_cast<u32>(live);
     masks[ROWS + thread] = high & static_cast<u32>(live >> 32);
   }
-  warpgroup_barrier();
+};
+
+// Set to -inf what `masks` [2, ROWS] do not have. Element 4 g + 2 h + e: key 16 warp + lane / 4 + 8 h, row
+// 8 g + 2 (lane % 4) + e of the block.
+__device__ __forceinline__ void hide(const u32* masks, float (&scores)[kScores]) {
+  const int lane = threadIdx.x & 31, warp = (threadIdx.x & 127) >> 5;
   const u32* own = masks + (warp >> 1) * ROWS + 2 * (lane & 3);
   const u32 first = 1u << (16 * (warp & 1) + (lane >> 2)), second = first << 8;
 #pragma unroll
@@ -459,6 +461,12 @@ __device__ __forceinline__ void start_scores(u32 shared, const Barriers& barrier
   }
 }
 
+// Where masks lie while nothing has peaks: in place of decays and peaks.
+__device__ __forceinline__ u32* early_masks(unsigned char* smem) {
+  static_assert(kPeakOffset == kDecayOffset + ROWS * 4, "room for masks");
+  return reinterpret_cast<u32*>(smem + kDecayOffset);
+}
+
 // A tile of which a row may not see all, or whose scores are far from 0, or that follows such one; scratch
 // lies in place of the weights. True where its weights are found, false where all is plain.
 __device__ __forceinline__ bool weigh_with_care(const Params& p, unsigned char* smem,
@@ -466,7 +474,13 @@ __device__ __forceinline__ bool weigh_with_care(const Params& p, unsigned char* 
                                                 float (&scores)[kScores], bool& is_raised) {
   if (softmax.is_plain && any_in_warpgroup(Softmax::is_far(scores, p.scale))) softmax.begin_peaks();
   if (cut.is_there) {
-    cut.hide(reinterpret_cast<u32*>(smem + kWeightOffset), scores);
+    u32* masks = early_masks(smem);
+    if (!softmax.is_plain) {
+      masks = reinterpret_cast<u32*>(smem + kWeightOffset);
+      cut.put(masks);
+      warpgroup_barrier();
+    }
+    hide(masks, scores);
     warpgroup_barrier();
   }
   if (softmax.is_plain) return false;
@@ -474,6 +488,15 @@ __device__ __forceinline__ bool weigh_with_care(const Params& p, unsigned char* 
   if (is_raised) softmax.raise(scores, p.scale, reinterpret_cast<float*>(smem + kWeightOffset), softmax.total);
   softmax.weigh(scores, p.scale);
   return true;
+}
+
+// The weights of a tile are there, and whether they are beside peaks that have risen.
+__device__ __forceinline__ void weights_found(unsigned char* smem, u32 shared, const Barriers& barriers,
+                                              const float (&weights)[kScores], bool is_raised) {
+  store_weights<pack_bf16>(shared + kWeightOffset, weights);
+  if ((threadIdx.x & 127) == 0) *reinterpret_cast<int*>(smem + kFlagOffset) = is_raised;
+  fence_async_proxy();
+  barrier_arrive(barriers.weights_full());
 }
 
 __device__ __forceinline__ void score(const Params& p, unsigned char* smem, u32 shared,
@@ -492,25 +515,39 @@ __device__ __forceinline__ void score(const Params& p, unsigned char* smem, u32 
     fence_async_proxy();
     warpgroup_barrier();
     softmax.reset();
+    int tile = piece.first;
+    // Left by a jump: with a condition in its place 40 bytes of registers are spilled.
 #pragma unroll 1
-    for (int tile = piece.first; tile < piece.last; ++tile, ++tile_count, ++weight_count) {
-      const u32 parity = (weight_count & 1) ^ 1;
-      const Cut cut(p, piece, tile);
-      start_scores(shared, barriers, tile_count, scores);
-      matrix_wait<0>();
-      const bool needs_care = any_in_warpgroup(!softmax.is_plain | cut.is_there |
-                                               Softmax::is_far(scores, p.scale));
-      barrier_wait(barriers.weights_empty(), parity);
-      bool is_raised = false;
-      if (!needs_care || !weigh_with_care(p, smem, cut, softmax, scores, is_raised))
+    while (true) {
+      Cut cut;
+      // What is laid in a line: tiles whose weights are plain. What needs care lies behind.
+#pragma unroll 1
+      while (true) {
+        cut = Cut(p, piece, tile);
+        start_scores(shared, barriers, tile_count, scores);
+        if (uniform(cut.is_there & softmax.is_plain)) cut.put(early_masks(smem));
+        matrix_wait<0>();
+        const bool needs_care = any_in_warpgroup(!softmax.is_plain | cut.is_there |
+                                                 Softmax::is_far(scores, p.scale));
+        barrier_wait(barriers.weights_empty(), (weight_count & 1) ^ 1);
+        if (uniform(needs_care)) break;
         Softmax::weigh_plainly(scores, p.scale);
-      store_weights<pack_bf16>(shared + kWeightOffset, scores);
-      if ((threadIdx.x & 127) == 0)
-        *reinterpret_cast<int*>(smem + kFlagOffset) = is_raised && tile > piece.first;
-      fence_async_proxy();
-      barrier_arrive(barriers.weights_full());
+        weights_found(smem, shared, barriers, scores, false);
+        add_weights(scores, softmax.total);
+        ++tile_count;
+        ++weight_count;
+        if (++tile == piece.last) goto end;
+      }
+      bool is_raised = false;
+      if (!weigh_with_care(p, smem, cut, softmax, scores, is_raised))
+        Softmax::weigh_plainly(scores, p.scale);
+      weights_found(smem, shared, barriers, scores, is_raised && tile > piece.first);
       add_weights(scores, softmax.total);
+      ++tile_count;
+      ++weight_count;
+      if (++tile == piece.last) break;
     }
+  end:
     finish(p, piece, softmax, reinterpret_cast<float*>(smem + kQueryOffset), destinations(smem),
            barriers.weights_empty(), (weight_count & 1) ^ 1);
     if (ONE) return part_written();
