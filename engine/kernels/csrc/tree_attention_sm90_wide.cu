@@ -75,7 +75,7 @@ struct WideParams {
   TensorMap rows;  // [P, L, 576], in words of two; boxes of 64 dims and kBoxRows rows
 };
 
-enum NamedBarrier { kComputing = 1, kScored, kCopying };
+enum NamedBarrier { kComputing = 1, kScored, kCopying, kReady };
 
 template <int kThreads>
 __device__ __forceinline__ void named_barrier(int name) {
@@ -659,26 +659,33 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   extern __shared__ __align__(1024) unsigned char smem[];
   const u32 shared = shared_address(smem);
   const Barriers barriers{shared + kBarrierOffset};
-  if (threadIdx.x == 0) {
-    if (kHasBoxes) expect_map(w.rows);
-    if (shared & 1023) __trap();  // the swizzle counts from addresses that are multiples of 1024
-    for (int stage = 0; stage < kStages; ++stage) {
-      for (int part = 0; part < kParts; ++part) {
-        barrier_init(barriers.full(stage, part), kHasBoxes ? 1 : 128);
-        barrier_init(barriers.empty(stage, part), 4);
+  grid_let_next_start();
+  // The last warp, for whose share nobody waits.
+  if (threadIdx.x >= 384 - 32) {
+    if (threadIdx.x == 384 - 32) {
+      if (kHasBoxes) expect_map(w.rows);
+      if (shared & 1023) __trap();  // the swizzle counts from addresses that are multiples of 1024
+#pragma unroll
+      for (int stage = 0; stage < kStages; ++stage)
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          barrier_init(barriers.full(stage, part), kHasBoxes ? 1 : 128);
+          barrier_init(barriers.empty(stage, part), 4);
+        }
+#pragma unroll
+      for (int group = 0; group < 2; ++group) {
+        barrier_init(barriers.weights_full(group), 128);
+        barrier_init(barriers.weights_empty(group), 4);
       }
     }
-    for (int group = 0; group < 2; ++group) {
-      barrier_init(barriers.weights_full(group), 128);
-      barrier_init(barriers.weights_empty(group), 4);
-    }
+    __syncwarp();
     barriers_are_ready();
+    named_barrier_arrive<128 + 32>(kReady);  // those that compute meet it at kComputing
   }
-  __syncthreads();
-  grid_let_next_start();
   const int role = threadIdx.x >> 7;
   if (role == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+    named_barrier<128 + 32>(kReady);
     if (!kHasBoxes) load(w.p, shared, barriers);
     else Loader{w, w.p, shared, barriers}.run();
   } else {
