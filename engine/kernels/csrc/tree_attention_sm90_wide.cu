@@ -682,15 +682,17 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     barriers_are_ready();
     named_barrier_arrive<128 + 32>(kReady);  // those that compute meet it at kComputing
   }
+  // What is said last lies at the entry, and that is where the first copies are: what is behind a jump of some
+  // 10 KB has to be fetched while all wait. Said as an (in)equality of the role the two are exchanged.
   const int role = threadIdx.x >> 7;
-  if (role == 0) {
+  if (threadIdx.x > 127) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+    Group group{w.p, smem, shared, static_cast<u32>(uniform(role - 1)), barriers, 0, 0, 0};
+    group.run();
+  } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
     named_barrier<128 + 32>(kReady);
     if (!kHasBoxes) load(w.p, shared, barriers);
     else Loader{w, w.p, shared, barriers}.run();
-  } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-    Group group{w.p, smem, shared, static_cast<u32>(uniform(role - 1)), barriers, 0, 0, 0};
-    group.run();
   }
 }
