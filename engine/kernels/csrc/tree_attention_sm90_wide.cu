@@ -254,7 +254,8 @@ struct Loader {
         for (int tile = piece.first; tile < end; ++tile) {
           const int now = next;
           next = tile + 1 < end ? page(piece, tile + 1) : 0;
-          if (tile + 1 < end && lane() < kBoxes)
+          // The first tiles have room, and are copied at once.
+          if (tile + 1 < end && count + tile + 1 - piece.first >= kStages && lane() < kBoxes)
 #pragma unroll 1
             for (int chunk = piece.row / BLOCK_ROWS; chunk < kChunks; chunk += piece.sequence.blocks)
               expect_box(w.rows, chunk * 32, row_in_page(tile + 1), next);
