@@ -9,18 +9,18 @@
 // (tree_attention_merge_rows.cuh).
 //
 // Warpgroups (128 threads each):
-//   0 loads   tiles: where a page holds boxes of 8 rows or more, one thread a box, by the tensor map of
-//             the pages, 64 dims of as many rows as lie together; the blocks of a sequence, which are
-//             at the same tile, each bring a part of the next one to L2. Tiles that are not full, and
-//             all with shorter pages: 16 bytes a thread and copy (cp.async), zeros for rows that are
-//             not live. Page ids are asked one tile ahead.
+//   0 loads   the block's share, for all; tiles: where a page holds boxes of 8 rows or more, one thread a
+//             box, by the tensor map of the pages, 64 dims of as many rows as lie together; the blocks of a
+//             sequence, which are at the same tile, each bring a part of the next one to L2. Tiles that are
+//             not full, and all with shorter pages: 16 bytes a thread and copy (cp.async), zeros for rows
+//             that are not live. Page ids are asked one tile ahead.
 //   1, 2      take turns: one computes the scores of a tile and its softmax while the other has the
 //             tensor cores. Each adds the values of every tile in half of the dims, 64 x 256 in
 //             registers. Weights stay in the registers of the warpgroup that found them and go to the
 //             other through shared memory. The rope of the queries stands in registers.
 //
 // Shared memory: queries 64 x 512 | values 2 x 64 x 512 | rope 2 x 64 x 64 | weights 2 x 64 x 64 | what
-// a tile changed, twice | barriers. All in chunks of 64 dims (keys) whose rows of 128 bytes are
+// a tile changed, twice | barriers | the share. All in chunks of 64 dims (keys) whose rows of 128 bytes are
 // swizzled by 128.
 // Barriers, each with a full and an empty side: half of the value dims of a stage, its rope, the
 // weights of either warpgroup. A half is loaded anew as soon as its warpgroup has added it.
@@ -64,7 +64,8 @@ constexpr int kWeightOffset = kRopeOffset + kStages * kChunkBytes;
 constexpr int kChangeOffset = kWeightOffset + 2 * kChunkBytes;
 constexpr int kBarrierOffset = kChangeOffset + 2 * (2 * 64 + 4) * 4;
 constexpr int kNumBarriers = 6 * kStages + 4;
-constexpr int kSharedBytes = kBarrierOffset + kNumBarriers * 8;
+constexpr int kWorkOffset = kBarrierOffset + kNumBarriers * 8;
+constexpr int kSharedBytes = kWorkOffset + 88;  // of a Work
 static_assert(kSharedBytes <= 232448, "shared memory of a block on sm_90");
 #ifdef SHARED_BYTES
 static_assert(kSharedBytes == SHARED_BYTES, "shared memory the launch asks for");
@@ -145,6 +146,45 @@ __device__ __forceinline__ void matrix_results(float (&d)[kCount]) {
 
 // ---- roles -----------------------------------------------------------------------------------------
 
+// What the loading warps find for all: the share of this block.
+struct Work {
+  FrontRun run;  // behind the first piece
+  Piece piece;   // the first one
+  int has_piece;
+};
+static_assert(kWorkOffset + sizeof(Work) <= kSharedBytes, "in shared memory");
+
+__device__ __forceinline__ Work& work_of(unsigned char* smem) {
+  return *reinterpret_cast<Work*>(smem + kWorkOffset);
+}
+
+// The compiler has to know that all lanes have the same: see `uniform`.
+__device__ __forceinline__ Piece first_piece(unsigned char* smem) {
+  Piece piece = work_of(smem).piece;
+  Sequence& sequence = piece.sequence;
+  int* const numbers[] = {&sequence.index,  &sequence.context_len, &sequence.tree_size,
+                          &sequence.tiles,  &sequence.blocks,      &piece.row,
+                          &piece.first,     &piece.last,           &piece.slot};
+#pragma unroll
+  for (int* number : numbers) *number = uniform(*number);
+  piece.is_whole = uniform(piece.is_whole);
+  return piece;
+}
+
+// What is left of the share from `position` on.
+__device__ __forceinline__ FrontRun later_pieces(unsigned char* smem, int position) {
+  FrontRun run = work_of(smem).run;
+  int* const numbers[] = {&run.line.chunk, &run.line.share, &run.line.fronts,
+                          &run.line.total, &run.begin,      &run.end};
+#pragma unroll
+  for (int* number : numbers) *number = uniform(*number);
+  run.line.is_padded = uniform(run.line.is_padded);
+  run.line.has_fronts = uniform(run.line.has_fronts);
+  run.position = position;
+  run.is_front = false;
+  return run;
+}
+
 // Parts of a stage, which are brought and given back on their own: two halves of the values, the rope.
 constexpr int kParts = 3;
 __device__ __forceinline__ constexpr int chunks_of(int part) { return part < 2 ? kHalfChunks : 1; }
@@ -182,9 +222,9 @@ struct Loader {
     return (tile + 1) * kKeys <= piece.sequence.context_len;
   }
 
-  // Page of the box that this lane brings of a full tile.
+  // Page of the box that this thread brings of a full tile.
   __device__ __forceinline__ int page(const Piece& piece, int tile) const {
-    if (lane() >= kBoxes || !is_full(piece, tile)) return 0;
+    if (threadIdx.x >= kBoxes || !is_full(piece, tile)) return 0;
     const int position = tile * kKeys + lane() * kBoxRows;
     return p.page_table[piece.sequence.index * p.table_sequence + position / PAGE_SIZE];
   }
@@ -242,14 +282,12 @@ struct Loader {
     if (threadIdx.x < kParts) barrier_arrive(barriers.full(stage, threadIdx.x));
   }
 
-  __device__ __forceinline__ void run() const {
-    FrontRun run(p);
-    Piece piece;
+  // `next`: the page of the first tile.
+  __device__ __forceinline__ void run(FrontRun& run, Piece& piece, int next) const {
     u32 count = 0;
-    while (run.next(p, piece)) {
+    while (true) {
       const int end = min(piece.last, max(piece.first, piece.sequence.context_len / kKeys));
       if (warp() == 0) {
-        int next = page(piece, piece.first);
 #pragma unroll 1
         for (int tile = piece.first; tile < end; ++tile) {
           const int now = next;
@@ -265,15 +303,15 @@ struct Loader {
 #pragma unroll 1
       for (int tile = end; tile < piece.last; ++tile) copy(piece, tile, count + tile - piece.first);
       count += piece.last - piece.first;
+      if (!run.next(p, piece)) return;
+      next = page(piece, piece.first);
     }
   }
 };
 
 // What the first warpgroup does where pages are too short for boxes.
-__device__ __forceinline__ void load(const Params& p, u32 shared, const Barriers& barriers) {
-  FrontRun run(p);
-  Piece piece;
-  if (!run.next(p, piece)) return;
+__device__ __forceinline__ void load(const Params& p, u32 shared, const Barriers& barriers, FrontRun& run,
+                                     Piece& piece) {
   const auto next = [&](u32) { return run.next(p, piece); };
   load_tiles(p, piece, next, [&](const TileRows& rows, u32 count, u32 inside) {
     const u32 stage = count % kStages, parity = ((count / kStages) & 1) ^ 1;
@@ -634,9 +672,10 @@ struct Group {
   }
 
   __device__ __forceinline__ void run() {
-    FrontRun run(p);
-    Piece piece;
-    while (run.next(p, piece)) {
+    Piece piece = first_piece(smem);
+    bool has_piece = uniform(work_of(smem).has_piece);
+    int position = uniform(work_of(smem).run.position);
+    while (has_piece) {
       named_barrier<256>(kComputing);  // the last queries and totals have been read
       const int half = 32 * static_cast<int>(group), first = half + ((threadIdx.x & 127) >> 3);
       load_queries<kQueryChunks, kChunkBytes, 16>(p, piece, shared + kQueryOffset, first, half + 32);
@@ -647,10 +686,13 @@ struct Group {
       for (int i = 0; i < kValues; ++i) values[i] = 0.0f;
       walk(piece);
       finish(piece);
+      FrontRun run = later_pieces(smem, position);
+      has_piece = run.next(p, piece);
+      position = run.position;
     }
 #if MERGE_INSIDE
-    merge_share<8, kComputing>(p, run.line, reinterpret_cast<RowParts*>(smem + kValueOffset),
-                               threadIdx.x - 128);
+    merge_share<8, kComputing>(p, later_pieces(smem, position).line,
+                               reinterpret_cast<RowParts*>(smem + kValueOffset), threadIdx.x - 128);
 #endif
   }
 };
@@ -661,7 +703,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   const u32 shared = shared_address(smem);
   const Barriers barriers{shared + kBarrierOffset};
   grid_let_next_start();
-  // The last warp, for whose share nobody waits.
+  // The last warp, which waits for the share.
   if (threadIdx.x >= 384 - 32) {
     if (threadIdx.x == 384 - 32) {
       if (kHasBoxes) expect_map(w.rows);
@@ -681,19 +723,26 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     }
     __syncwarp();
     barriers_are_ready();
-    named_barrier_arrive<128 + 32>(kReady);  // those that compute meet it at kComputing
   }
   // What is said last lies at the entry, and that is where the first copies are: what is behind a jump of some
   // 10 KB has to be fetched while all wait. Said as an (in)equality of the role the two are exchanged.
   const int role = threadIdx.x >> 7;
   if (threadIdx.x > 127) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
+    named_barrier<384>(kReady);
     Group group{w.p, smem, shared, static_cast<u32>(uniform(role - 1)), barriers, 0, 0, 0};
     group.run();
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-    named_barrier<128 + 32>(kReady);
-    if (!kHasBoxes) load(w.p, shared, barriers);
-    else Loader{w, w.p, shared, barriers}.run();
+    FrontRun run(w.p);
+    Piece piece;
+    const bool has_piece = run.next(w.p, piece);
+    const Loader loader{w, w.p, shared, barriers};
+    const int page = kHasBoxes && has_piece ? loader.page(piece, piece.first) : 0;
+    if (threadIdx.x == 0) work_of(smem) = Work{run, piece, has_piece};
+    named_barrier<384>(kReady);
+    if (!has_piece) return;
+    if (kHasBoxes) loader.run(run, piece, page);
+    else load(w.p, shared, barriers, run, piece);
   }
 }

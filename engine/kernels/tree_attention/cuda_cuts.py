@@ -47,7 +47,10 @@ LEAST_BOX_ROWS = (
 )
 WIDE_ROWS = 64
 WIDE_CHUNKS = 8 + 2 * 8 + 2 + 2  # of 64 x 64: queries, two tiles, their ropes, two groups' weights
-WIDE_BYTES = WIDE_CHUNKS * KEYS * 64 * 2 + 2 * (2 * WIDE_ROWS + 4) * 4 + 16 * BARRIER_BYTES
+WIDE_WORK_BYTES = 88
+WIDE_BYTES = (
+    WIDE_CHUNKS * KEYS * 64 * 2 + 2 * (2 * WIDE_ROWS + 4) * 4 + 16 * BARRIER_BYTES + WIDE_WORK_BYTES
+)
 
 
 def fastest(num_seqs: int, packed: int, arch: int) -> Cut:
