@@ -5,9 +5,12 @@
 // sequence is the line that the blocks without a front share equally, few tiles a block where they have
 // to change between runs, so that all end at about the same time. Where no length of a chunk lets that
 // be, nothing is a front and a share is as long as a chunk.
+//
+// A share is at least as long as what all blocks of the grid have on average, so that runs, chunks and shares
+// are counted in numbers no larger than the grid or the blocks of a sequence: see `quotient`.
 #pragma once
 
-#include "tree_attention_line.cuh"
+#include "tree_attention_share.cuh"
 
 constexpr int kChange = 4;  // tiles that fit in the time a change between runs takes, and more
 
@@ -42,13 +45,13 @@ struct FrontLine {
     if (p.N > 32) return;
 #pragma unroll 1
     for (int length = chunk; length <= chunk + kRunChange; ++length) {
-      const int whole = tiles / length, rest = tiles - whole * length;
+      const int whole = quotient(tiles, length), rest = tiles - whole * length;
       const int all_fronts = __reduce_add_sync(~0u, blocks * whole);
       const int runs = __reduce_add_sync(~0u, rest ? blocks : 0), left = p.num_blocks - all_fronts;
       if (left < (runs > 0)) continue;
       const int all_rest = __reduce_add_sync(~0u, blocks * rest);
       const bool fits = runs <= left;
-      const int part = fits ? length : (all_rest + left - 1) / left;
+      const int part = fits ? length : quotient(all_rest + left - 1, left);
       const bool is_level = part + kChange * chunks_of(runs, max(left, 1)) <= length;
       if (!fits && (runs > 2 * p.num_blocks || !is_level)) continue;
       fronts = all_fronts;
@@ -61,9 +64,9 @@ struct FrontLine {
     }
   }
 
-  __device__ __forceinline__ int whole_of(int tiles) const { return has_fronts ? tiles / chunk : 0; }
+  __device__ __forceinline__ int whole_of(int tiles) const { return has_fronts ? quotient(tiles, chunk) : 0; }
   __device__ __forceinline__ static int chunks_of(int tiles, int chunk) {
-    return (tiles + chunk - 1) / chunk;
+    return quotient(tiles + chunk - 1, chunk);
   }
 
   __device__ __forceinline__ int rest_of(const FrontSequence& sequence) const {
@@ -170,13 +173,13 @@ struct FrontRun {
     const int blocks = sequence.blocks, chunk = line.chunk, rest = line.rest_of(sequence);
     const bool is_alone = is_front || line.is_padded;  // in its block of the grid
     const int inside = is_front ? number - sequence.front : position - sequence.begin;
-    const int index = is_front         ? inside / blocks
+    const int index = is_front         ? quotient(inside, blocks)
                       : line.is_padded ? 0
-                                       : inside / (min(chunk, rest) * blocks);
+                                       : quotient(inside, min(chunk, rest) * blocks);
     const int length = is_front ? chunk : min(chunk, rest - index * chunk);
     const int stride = is_front ? 1 : line.is_padded ? chunk : length;
     const int in_chunk = inside - index * blocks * (is_front ? 1 : chunk);
-    const int block = in_chunk / stride, done = is_alone ? 0 : in_chunk - block * stride;
+    const int block = quotient(in_chunk, stride), done = is_alone ? 0 : in_chunk - block * stride;
     const int first = (is_front ? index : sequence.fronts + index) * chunk;
     const int count = is_alone ? length : min(length - done, end - position);
     piece.row = uniform(block * BLOCK_ROWS);
@@ -215,10 +218,11 @@ struct FrontPlaces {
   // Negative where there is none.
   __device__ __forceinline__ i64 slot(int place) const {
     if (place < sequence.fronts) return sequence.front + place * sequence.blocks + block;
-    const int index = (place - sequence.fronts) / per_run, part = (place - sequence.fronts) % per_run;
+    const int index = quotient(place - sequence.fronts, per_run);
+    const int part = place - sequence.fronts - index * per_run;
     const int length = min(line.chunk, line.rest_of(sequence) - index * line.chunk);
     const int begin = sequence.begin + line.begin_of(sequence, index, block);
-    const int grid_block = begin / line.share + part;
+    const int grid_block = quotient(begin, line.share) + part;
     if (part && grid_block * line.share >= begin + length) return -1;
     return line.slot(sequence, index * sequence.blocks + block, grid_block,
                      part || begin == grid_block * line.share);
