@@ -99,8 +99,8 @@ def test_few_packed_rows_are_cut_into_the_fewest_blocks_of_equal_size(tokens, nu
     [
         pytest.param("cuda", 9, 8, ["tree_attention"], id="most-rows-merged-inside"),
         pytest.param("cuda", 9, 9, ["tree_attention", "merge"], id="more-rows"),
-        pytest.param("cuda", 72, 1, ["tree_attention"], id="wide-merged-inside"),
-        pytest.param("cuda", 73, 1, ["tree_attention", "merge"], id="wide"),
+        pytest.param("cuda", 132, 1, ["tree_attention"], id="wide-merged-inside"),
+        pytest.param("cuda", 133, 1, ["tree_attention", "merge"], id="wide"),
         pytest.param("cuda_mma", 9, 7, ["tree_attention"], id="mma"),
         pytest.param("cuda_mma", 9, 8, ["tree_attention", "merge"], id="mma-more-rows"),
     ],

@@ -19,6 +19,7 @@ HOPPER = 90
 MOST_ROWS_MERGED_INSIDE = (
     576  # of all sequences; with more a merge of its own has more warps at work
 )
+MOST_WIDE_ROWS_MERGED_INSIDE = 8 * 132  # a row a warp of those that merge, on H200
 MOST_ROWS_OF_TWO_TILES = 24  # up to which two tiles of values fit beside the ring of bytes
 MOST_NARROW_ROWS = 216  # packed rows of a sequence from which on the wide kernel is faster
 
@@ -68,7 +69,7 @@ def wide(num_seqs: int, packed: int) -> Cut:
         num_threads=384,
         shared_bytes=WIDE_BYTES,
         arch_features="a",
-        merges_inside=num_seqs * packed <= MOST_ROWS_MERGED_INSIDE,
+        merges_inside=num_seqs * packed <= MOST_WIDE_ROWS_MERGED_INSIDE,
         reads_boxes=True,
     )
 
