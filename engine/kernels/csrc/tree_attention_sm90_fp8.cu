@@ -1,15 +1,21 @@
 // Tree attention over fp8 latent rows, for sm_90a: rows of 656 bytes, as fp8_rows.py lays them out.
 //
 // As tree_attention_sm90.cu has it, S^T = K Q^T and O^T = V^T P^T with the packed rows in the N of the
-// matrix instructions; the line, the merge and the softmax are the same. What differs is how a tile of 64
+// matrix instructions; the share, the line and the merge are the same. What differs is how a tile of 64
 // cached rows comes to the matrix instructions, which multiply float16, in which a number in fp8 times a
-// power of two is exact:
+// power of two is exact: rows lie in shared memory as they do in their pages, byte by byte, and the warps
+// that multiply turn what they read into float16 in registers, which are the first operand of the
+// instruction. Which number of a row is which row or column of that operand is free, as long as the other
+// operand, or who reads the result, knows:
 //
-//   as keys    the score warps read bytes and turn them into float16 in registers, which are the first
-//              operand of the instruction. A thread reads 16 bytes of a row where the instruction wants 4
-//              times 4, so the dims of the queries are turned around to fit: within a chunk of 64, dim
-//              16 c + 4 s + 2 q + e stands at 16 s + 8 q + 2 c + e.
-//   as values  the copying warps turn the same bytes into a tile of float16 in shared memory, read M-major.
+//   as keys    A thread reads 32 bytes of a row side by side where the instruction wants 2 of each 16, so
+//              the dims of the queries are turned around to fit: dim 128 g + 32 c + 16 i + 4 s + 2 q + e
+//              stands at 128 g + 64 i + 16 s + 8 q + 2 c + e, and rotated dim 16 c + 8 i + 4 t + 2 q + e at
+//              32 i + 16 t + 8 q + 2 c + e.
+//   as values  `ldmatrix` turns pairs of bytes, which are two dims of a key; with those of the next key they
+//              are one word, whose bytes change places so that each half is one dim of both keys. So rows
+//              r and r + 8 of the operand are dims 2 r and 2 r + 1, from r = 4 on the other way round, and
+//              what is 8 dims apart comes together by two shuffles once all tiles are added.
 //
 // Rotated dims are bfloat16, and multiplied as such. A scale and a product are rounded once each, where a
 // scale is no power of two. NaN stays NaN. What is beyond 65504, a value, a scale or a query's number that
@@ -19,68 +25,89 @@
 // where MERGE_INSIDE, see there.
 //
 // Warpgroups (128 threads each):
-//   0 loads     bytes, 16 a thread and copy (cp.async), zeros for rows that are not live, and turns them
-//               into values, kLag copies later
+//   0 loads     the block's share, for all; rows side by side, 16 bytes a thread and copy (cp.async), a
+//               warp a quarter of a tile, zeros for rows that are not live; any page size, page ids asked
+//               one tile ahead
 //   1 scores    as in tree_attention_sm90.cu
 //   2, 3 values 256 value dims each, O^T in registers; the merge
+// The last three load the queries of the first piece, the scores those of later ones.
 //
-// Shared memory: queries ROWS x 576 | values kValueStages x 64 x 512 | ring of kSlots x 8192 bytes |
-// weights 64 x ROWS | scales 3 x 64 x 4 | decays, peaks | barriers | the share. A tile takes five slots of
-// the ring: 128 bytes of each of its 64 rows four times, groups 0, 2, 1 and 3, so that both halves of the
-// values have something to do, and its rotated dims. Slots of bytes are swizzled by bit 0 of the row, all
-// else as in tree_attention_sm90.cu.
-// Barriers, each with a full and an empty side: a slot, a group of the values, the weights; and one for the
-// queries' place.
+// Shared memory: queries ROWS x 576, in chunks of 64 dims whose rows of 128 bytes are swizzled by 128 |
+// weights 2 x 64 x ROWS in 8 x 8 matrices | tiles kStages x 64 x 656 bytes | decays 2 x ROWS, peaks |
+// barriers | the share. While an item that a block held whole ends, its rows lie in place of the queries
+// on their way out; what is merged lies in place of the tiles.
+// Barriers, each with a full and an empty side: a quarter of a tile of a stage, a stage of the weights, the
+// queries (full: those of the first piece). A quarter is given back as soon as it has been read.
+//
+// While no score is farther than FAR from 0, weights are 2^score, which float16 has exponents enough for.
+// From the first other tile of a piece on a row's shift is its running maximum, but no less than -FAR where
+// the row has seen something before, and raised only when a score exceeds it by RISE (weights stay below
+// 2^RISE).
 //
 // Source of the format: deepseek-ai/FlashMLA README; of the exchange of dims for wider loads: NVIDIA/cutlass
 // examples/55_hopper_mixed_dtype_gemm (bytes as the register operand).
 //
-// Compile-time: ROWS, PAGE_SIZE, HYBRID, MERGE_INSIDE, SHARED_BYTES as in tree_attention_sm90.cu. Strides of
-// cached rows count pairs of bytes.
+// Compile-time: ROWS, PAGE_SIZE, HYBRID, MERGE_INSIDE, ONE, SHARED_BYTES as in tree_attention_sm90.cu.
+// Strides of cached rows count pairs of bytes.
 
 #ifndef ROWS
 #define ROWS 72
 #endif
+#ifndef ONE
+#define ONE 0
+#endif
 #define BLOCK_ROWS ROWS
 
-#include "tree_attention_copies.cuh"
+#include "mma.cuh"
+#include "tree_attention_share.cuh"
 #include "tree_attention_softmax.cuh"
 #if MERGE_INSIDE
-#include "tree_attention_merge_inside.cuh"
+#include "tree_attention_merge_few.cuh"
 #else
 #include "tree_attention_merge.cuh"
 #endif
 
+constexpr int kRowBytes = 656, kScalePlace = 512, kRopePlace = 528;
+constexpr int kUnits = kRowBytes / 16;         // copies of a row
 constexpr int kDimGroups = kValueDim / 128;    // that share a scale
-constexpr int kParts = kDimGroups + 1;         // of a tile in the ring
-constexpr int kSlots = 8;
-constexpr int kLag = 6;                        // copies between that of a slot and its conversion
-constexpr int kSlotBytes = kKeys * 128;
-constexpr int kScaleStages = 3;                // tiles that eight slots touch
-constexpr int kScaleBytes = kKeys * 16;
-constexpr int kScalePlace = 512 / 2, kRopePlace = 528 / 2;  // in a row, in pairs of bytes
-constexpr int kValueStages = ROWS > 24 ? 1 : 2;
+constexpr int kParts = 4;                      // of a tile: what a warp copies, and the keys of a product
+constexpr int kPartKeys = kKeys / kParts;
+constexpr int kPartBytes = kPartKeys * kRowBytes;
+constexpr int kStageBytes = kParts * kPartBytes;
+constexpr int kWeightStages = 2;
+constexpr int kWeightBytes = kGroups * 1024;
+constexpr float kFar = 14.0f;                  // FAR, in powers of two: the least normal number of float16
+constexpr float kFarPower = 16384.0f;          // 2^FAR
+
+// Registers of a thread. With 72 rows a warp of values needs all of its own.
+constexpr int kValueRegisters = ROWS > 64 ? 192 : 176, kScoreRegisters = ROWS > 64 ? 104 : 112;
+constexpr int kLoadRegisters = 512 - 2 * kValueRegisters - kScoreRegisters;
+
+constexpr int kMostShared = 232448;            // of a block on sm_90
+constexpr int kMostSequences = 576 / ROWS < 32 ? 576 / ROWS : 32;  // that are merged inside
+constexpr int kWorkBytes = 80 + 8 * kMostSequences;                // of a Work
+constexpr int kRestBytes = (3 * ROWS + 2) * 4 + (2 * kParts * 5 + 6) * 8 + kWorkBytes;  // at most
 constexpr int kQueryOffset = 0;
-constexpr int kValueOffset = kQueryOffset + kChunks * kQueryChunkBytes;
-constexpr int kSlotOffset = kValueOffset + kValueStages * kValueChunks * kChunkBytes;
-constexpr int kWeightOffset = kSlotOffset + kSlots * kSlotBytes;
-constexpr int kScaleOffset = kWeightOffset + kGroups * 1024;
-constexpr int kDecayOffset = kScaleOffset + kScaleStages * kScaleBytes;
-constexpr int kPeakOffset = kDecayOffset + ROWS * 4;
+constexpr int kWeightOffset = kQueryOffset + kChunks * kQueryChunkBytes;
+constexpr int kTileOffset = kWeightOffset + kWeightStages * kWeightBytes;
+constexpr int kStages = (kMostShared - kTileOffset - kRestBytes) / kStageBytes;
+constexpr int kDecayOffset = kTileOffset + kStages * kStageBytes;
+constexpr int kPeakOffset = kDecayOffset + kWeightStages * ROWS * 4;
 constexpr int kFlagOffset = kPeakOffset + ROWS * 4;
-constexpr int kBarrierOffset = (kFlagOffset + 4 + 7) / 8 * 8;
-constexpr int kNumBarriers = 35;
+constexpr int kBarrierOffset = kFlagOffset + kWeightStages * 4;
+constexpr int kNumBarriers = 2 * kParts * kStages + 6;
 constexpr int kWorkOffset = kBarrierOffset + kNumBarriers * 8;
-constexpr int kWorkBytes = 80;  // of a Work
 constexpr int kSharedBytes = kWorkOffset + kWorkBytes;
-static_assert(ROWS * kOutPitch <= kValueOffset, "rows on their way out, in place of the queries");
-static_assert(kSharedBytes <= 232448, "shared memory of a block on sm_90");
+static_assert(ROWS * kOutPitch <= kWeightOffset, "rows on their way out, in place of the queries");
+static_assert(kStages >= 3 && kStages <= 5 && kBarrierOffset % 8 == 0, "stages of tiles");
+static_assert(kSharedBytes <= kMostShared, "shared memory of a block");
 #ifdef SHARED_BYTES
 static_assert(kSharedBytes == SHARED_BYTES, "shared memory the launch asks for");
 #endif
 
 // ---- matrix instructions, 64 x ROWS x 16 ---------------------------------------------------------
 
+// By the number of columns: the operands in the text where the first is four registers.
 #define J8(x) x("{%4,%5,%6,%7}", "%8", "%9")
 #define J16(x) x("{%8,%9,%10,%11}", "%12", "%13")
 #define J24(x) x("{%12,%13,%14,%15}", "%16", "%17")
@@ -91,25 +118,33 @@ static_assert(kSharedBytes == SHARED_BYTES, "shared memory the launch asks for")
 #define J64(x) x("{%32,%33,%34,%35}", "%36", "%37")
 #define J72(x) x("{%36,%37,%38,%39}", "%40", "%41")
 #define BYTES_CALL(a, b, keep) CALL("f16", a, b, keep, ", 0")
-#define ROPE_CALL(a, b, keep) CALL("bf16", a, b, keep, ", 0, 0")
-#define VALUES_CALL(a, b, keep) CALL("f16", a, b, keep, ", 1, 1")
+#define ROPE_CALL(a, b, keep) CALL("bf16", a, b, keep, ", 0")
+#define VALUES_CALL(a, b, keep) CALL("f16", a, b, keep, ", 1")
+#define MULTIPLY(call)                                                                     \
+  asm volatile(JOIN(J, ROWS)(call)                                                         \
+               : JOIN(D, ROWS)                                                             \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep))
 
 // d = a b + (keep ? d : 0), a in registers, b K-major.
-__device__ __forceinline__ void multiply_bytes(float (&d)[kScores], const u32 (&a)[4], u64 b,
-                                               int keep) {
-  asm volatile(JOIN(J, ROWS)(BYTES_CALL)
-               : JOIN(D, ROWS)
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));
+__device__ __forceinline__ void multiply_bytes(float (&d)[kScores], const u32 (&a)[4], u64 b, int keep) {
+  MULTIPLY(BYTES_CALL);
 }
 
-// d += a b, both operands K-major.
-__device__ __forceinline__ void multiply_rope(float (&d)[kScores], u64 a, u64 b) {
-  asm volatile(JOIN(I, ROWS)(ROPE_CALL) : JOIN(D, ROWS) : "l"(a), "l"(b), "r"(1));
+// The same of numbers in bfloat16.
+__device__ __forceinline__ void multiply_rope(float (&d)[kScores], const u32 (&a)[4], u64 b, int keep) {
+  MULTIPLY(ROPE_CALL);
 }
 
-// d = a b + (keep ? d : 0), a M-major and b N-major.
-__device__ __forceinline__ void multiply_values(float (&d)[kScores], u64 a, u64 b, int keep) {
-  asm volatile(JOIN(I, ROWS)(VALUES_CALL) : JOIN(D, ROWS) : "l"(a), "l"(b), "r"(keep));
+// The same with b N-major.
+__device__ __forceinline__ void multiply_values(float (&d)[kScores], const u32 (&a)[4], u64 b, int keep) {
+  MULTIPLY(VALUES_CALL);
+}
+
+// A descriptor of an address that is the same in all lanes, in a form the compiler knows to be that.
+__device__ __forceinline__ u64 uniform_descriptor(u32 address, u32 leading, u32 stride, u64 mode) {
+  const u64 both = descriptor(address, leading, stride, mode);
+  const u32 low = static_cast<u32>(uniform(static_cast<int>(static_cast<u32>(both))));
+  return both >> 32 << 32 | low;
 }
 
 // ---- bytes ---------------------------------------------------------------------------------------
@@ -151,22 +186,15 @@ __device__ __forceinline__ void store_4(u32 address, u32 x) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
-__device__ __forceinline__ void store_16(u32 address, u32 x, u32 y, u32 z, u32 w) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x), "r"(y), "r"(z),
-               "r"(w)
-               : "memory");
-}
-
-// The group of value dims that part `part` of a tile is.
-__device__ __forceinline__ int group_of(int part) { return (part & 1) * 2 + (part >> 1); }
-
 // ---- roles ---------------------------------------------------------------------------------------
 
-// What one warp finds of the block's share, for all.
+// What is left of a share, where the block may have several pieces, and where the parts of all sequences
+// lie, where it has one.
 struct Work {
   Run run;
   Piece piece;  // the first one
-  int has_piece;
+  int has_piece, has_more;  // than one, which `run` then finds
+  Parts parts[kMostSequences];
 };
 static_assert(sizeof(Work) <= kWorkBytes, "in shared memory");
 
@@ -177,10 +205,6 @@ __device__ __forceinline__ Work& work_of(unsigned char* smem) {
 // The first piece, in registers of a warp.
 __device__ __forceinline__ Piece first_piece(unsigned char* smem) {
   Piece piece = work_of(smem).piece;
-  piece.sequence.index = uniform(piece.sequence.index);
-  piece.sequence.context_len = uniform(piece.sequence.context_len);
-  piece.sequence.tree_size = uniform(piece.sequence.tree_size);
-  piece.row = uniform(piece.row);
   piece.first = uniform(piece.first);
   piece.last = uniform(piece.last);
   return piece;
@@ -189,422 +213,605 @@ __device__ __forceinline__ Piece first_piece(unsigned char* smem) {
 // The next piece, once this block has had so many tiles of its share.
 __device__ __forceinline__ bool next_piece(const Params& p, unsigned char* smem, u32 tiles,
                                            Piece& piece) {
+  if (ONE || !work_of(smem).has_more) return false;
   Run run = work_of(smem).run;
   run.position = run.line.is_padded ? run.end : run.begin + static_cast<int>(tiles);
   return run.next(p, piece);
 }
 
-struct Barriers {
-  u32 base;
+// The stage of the next tile, and of how often all stages have been gone through the parity.
+struct Turn {
+  u32 stage = 0, parity = 0;
 
-  __device__ __forceinline__ u32 full(u32 slot) const { return base + 8 * slot; }
-  __device__ __forceinline__ u32 empty(u32 slot) const { return base + 64 + 8 * slot; }
-  __device__ __forceinline__ u32 values_full(u32 stage, u32 group) const {
-    return base + 128 + 8 * (kDimGroups * stage + group);
-  }
-  __device__ __forceinline__ u32 values_empty(u32 stage, u32 group) const {
-    return base + 192 + 8 * (kDimGroups * stage + group);
-  }
-  __device__ __forceinline__ u32 weights_full() const { return base + 256; }
-  __device__ __forceinline__ u32 weights_empty() const { return base + 264; }
-  __device__ __forceinline__ u32 query_empty() const { return base + 272; }
-
-  // Arrivals at barrier number `i`, in the order above: a slot and the weights are brought by 128 threads;
-  // a lane of each warp says the rest, all threads of both halves that they leave the queries' place.
-  __device__ __forceinline__ static u32 arrivals(int i) {
-    if (i == 34) return 256;
-    return i < 8 || i == 32 ? 128 : i < 16 || i == 33 ? 8 : 4;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
   }
 };
 
+struct Barriers {
+  u32 base;
+
+  __device__ __forceinline__ u32 full(u32 stage, u32 part) const {
+    return base + 8 * (kParts * stage + part);
+  }
+  __device__ __forceinline__ u32 empty(u32 stage, u32 part) const {
+    return base + 8 * (kParts * (kStages + stage) + part);
+  }
+  __device__ __forceinline__ u32 rest(u32 i) const { return base + 8 * (2 * kParts * kStages + i); }
+  __device__ __forceinline__ u32 weights_full(u32 count) const { return rest(count % kWeightStages); }
+  __device__ __forceinline__ u32 weights_empty(u32 count) const { return rest(2 + count % kWeightStages); }
+  __device__ __forceinline__ u32 query_empty() const { return rest(4); }
+  __device__ __forceinline__ u32 query_full() const { return rest(5); }  // of the first piece
+
+  // Arrivals at barrier number `i`, in the order above: a quarter is brought by a warp and given back by a
+  // lane of each that reads it, one warp of scores and eight of values.
+  __device__ __forceinline__ static u32 arrivals(int i) {
+    if (i < kParts * kStages) return 32;
+    if (i < 2 * kParts * kStages) return 9;
+    i -= 2 * kParts * kStages;
+    return i < 2 ? 128 : i < 4 ? 8 : i == 4 ? 256 : 384;
+  }
+};
+
+// The row of a tile that a thread of the first warpgroup finds: both halves of a warp those that it copies.
+__device__ __forceinline__ int found_key() {
+  return kPartKeys * ((threadIdx.x & 127) >> 5) + (threadIdx.x & 15);
+}
+
+// The tiles' places are nobody's any more: said by those that copy, heard before the merge.
+__device__ __forceinline__ void all_copied() {
+#if MERGE_INSIDE
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  asm volatile("barrier.cta.arrive 4, 384;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void begin_work() {
+  asm volatile("barrier.cta.sync 7, 512;" ::: "memory");
+}
+
+// Start to copy 16 rows, of which lane l % 16 knows where row l % 16 is, all live or those whose bit is set: 32
+// units of 16 bytes of each, then what is left of all.
+template <bool kAll>
+__device__ __forceinline__ void copy_rows(u64 own_row, u32 live, u32 to) {
+  constexpr int kLeft = kUnits - 32;
+  static_assert(kLeft == 9 && kLeft * kPartKeys % 32 == 16, "rows of 656 bytes");
+  const int lane = threadIdx.x & 31;
+  const auto copy = [&](int row, int unit) {
+    const void* from = reinterpret_cast<const void*>(__shfl_sync(~0u, own_row, row) + unit * 16);
+    const u32 here = to + row * kRowBytes + unit * 16;
+    if (row >= kPartKeys) return;
+    if (kAll)
+      copy_16_always(here, from);
+    else
+      copy_16(here, from, live >> row & 1 ? 16u : 0u);
+  };
+#pragma unroll kAll ? 8 : 1
+  for (int row = 0; row < kPartKeys; ++row) copy(row, lane);
+#pragma unroll 1
+  for (int at = lane; at < kLeft * kPartKeys + 16; at += 32) {
+    const int row = at * 57 >> 9;  // at / 9
+    copy(row, 32 + at - kLeft * row);
+  }
+}
+
+// The same of rows at `own`, null where there is none, for which zeros come.
+__device__ __forceinline__ void copy_part(const Params& p, const void* own, u32 to) {
+  const u32 live = __ballot_sync(~0u, own != nullptr);
+  const u64 own_row = reinterpret_cast<u64>(own ? own : p.q);
+  if (live == ~0u)
+    copy_rows<true>(own_row, live, to);
+  else
+    copy_rows<false>(own_row, live, to);
+}
+
+// Find the share, for all; load all tiles, a quarter of each a warp.
+__device__ __forceinline__ void load(const Params& p, unsigned char* smem, u32 shared,
+                                     const Barriers& barriers) {
+  const int thread = threadIdx.x & 127, warp = thread >> 5;
+  Piece piece;
+  bool has_piece;
+#if ONE
+  const bool has_more = false;
+  find_only_run(p, piece, has_piece, work_of(smem).parts);
+#else
+  const bool has_more =
+      !find_own_run(p, piece, has_piece, MERGE_INSIDE ? work_of(smem).parts : nullptr);
+#endif
+  if (has_more) {
+    Run run(p);
+    has_piece = run.next(p, piece);
+    if (thread == 0) work_of(smem).run = run;
+  }
+  int page = 0;
+  if (has_piece) page = Row(piece.sequence, piece.first, found_key()).page(p, piece.sequence);
+  if (thread == 0) {
+    work_of(smem).piece = piece;
+    work_of(smem).has_piece = has_piece;
+    work_of(smem).has_more = has_more;
+  }
+  asm volatile("barrier.cta.sync 6, 160;" ::: "memory");  // the barriers are there
+  asm volatile("barrier.cta.arrive 7, 512;" ::: "memory");
+  if (!has_piece) return all_copied();
+  const u32 tiles = shared + kTileOffset + warp * kPartBytes;
+  u32 count = 0;
+  Turn turn;
+  while (true) {
+    prefetch_pages(p, piece);
+#pragma unroll 1
+    for (int tile = piece.first; tile < piece.last; ++tile, ++count, turn.next()) {
+      const void* own = Row(piece.sequence, tile, found_key()).address(p, piece.sequence, page);
+      if (tile + 1 < piece.last)
+        page = Row(piece.sequence, tile + 1, found_key()).page(p, piece.sequence);
+      barrier_wait(barriers.empty(turn.stage, warp), turn.parity ^ 1);
+      copy_part(p, own, tiles + turn.stage * kStageBytes);
+      barrier_arrive_after_copies(barriers.full(turn.stage, warp));
+    }
+    if (!next_piece(p, smem, count, piece)) return all_copied();
+    page = Row(piece.sequence, piece.first, found_key()).page(p, piece.sequence);
+  }
+}
+
 // Rows `first`, `first` + `kStep`, .. of a piece's queries, dims turned around, eight lanes a row.
 template <int kStep>
-__device__ __forceinline__ void load_turned_queries(const Params& p, const Piece& piece, u32 queries,
-                                                    int first) {
+__device__ __forceinline__ void load_queries(const Params& p, const Piece& piece, u32 queries, int first) {
   const int unit = threadIdx.x & 7;
-  int token = (piece.row + first) / p.H, head = piece.row + first - token * p.H;
   const bf16_bits* base = p.q + piece.sequence.index * p.q_sequence + unit * 8;
 #pragma unroll 1
   for (int row = first; row < ROWS; row += kStep) {
+    const int token = quotient(piece.row + row, p.H), head = piece.row + row - token * p.H;
     const bool live = token < piece.sequence.tree_size;
-    const bf16_bits* from = live ? base + token * p.q_token + head * p.q_head : p.q;
-    const u32 to = queries + row * 128;
-    copy_16(to + kValueChunks * kQueryChunkBytes + ((unit ^ (row & 7)) << 4), from + kValueDim,
-            live ? 16u : 0u);
-    uint4 eight[kValueChunks];
+    const bf16_bits* from = base + token * p.q_token + head * p.q_head;
+    uint4 eight[kChunks];
 #pragma unroll
-    for (int chunk = 0; chunk < kValueChunks; ++chunk)
+    for (int chunk = 0; chunk < kChunks; ++chunk)
       eight[chunk] = live ? *reinterpret_cast<const uint4*>(from + chunk * 64) : make_uint4(0, 0, 0, 0);
 #pragma unroll
-    for (int chunk = 0; chunk < kValueChunks; ++chunk) {
-      const u32 twos[4] = {as_f16(eight[chunk].x), as_f16(eight[chunk].y), as_f16(eight[chunk].z),
-                           as_f16(eight[chunk].w)};
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const bool is_rope = chunk == kValueChunks;
+      const u32 twos[4] = {eight[chunk].x, eight[chunk].y, eight[chunk].z, eight[chunk].w};
+      const int column = is_rope ? unit >> 1 : 2 * (chunk & 1) + (unit >> 2);
+      const int to_chunk = is_rope ? chunk : (chunk & ~1) + ((unit >> 1) & 1);
+      const u32 to = queries + to_chunk * kQueryChunkBytes + row * 128 + 4 * column;
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        store_4(to + chunk * kQueryChunkBytes + (((4 * (unit & 1) + i) ^ (row & 7)) << 4) +
-                    4 * (unit >> 1),
-                twos[i]);
+        store_4(to + (((4 * (unit & 1) + i) ^ (row & 7)) << 4), is_rope ? twos[i] : as_f16(twos[i]));
     }
-    for (head += kStep; head >= p.H; head -= p.H) ++token;
   }
-  asm volatile("cp.async.wait_all;" ::: "memory");
   fence_async_proxy();
 }
 
-// What lies in slot number `count` of all, turned into values; the rotated dims are none.
-__device__ __forceinline__ void convert(u32 shared, const Barriers& barriers, u32 count) {
-  const int thread = threadIdx.x & 127, key = thread >> 3, unit = thread & 7;
-  const u32 slot = count % kSlots, tile = count / kParts, part = count - tile * kParts;
-  if (part < kDimGroups) {
-    const u32 group = group_of(part), stage = tile % kValueStages;
-    const u32 from = shared + kSlotOffset + slot * kSlotBytes + key * 128 +
-                     ((unit ^ ((key & 1) << 2)) << 4);
-    const u32 scales = shared + kScaleOffset + tile % kScaleStages * kScaleBytes + key * 16 + group * 4;
-    // Of 16 numbers the first 8 first, or where a row's second chunk is the last: no two share banks.
-    const bool is_second = unit >> 2;
-    const u32 chunk = shared + kValueOffset +
-                      (stage * kValueChunks + 2 * group + is_second) * kChunkBytes + key * 128;
-    const u32 place = 2 * (unit & 3) + is_second;
-    const u32 first = chunk + ((place ^ (key & 7)) << 4), second = chunk + ((place ^ 1 ^ (key & 7)) << 4);
-    barrier_wait(barriers.full(slot), (count / kSlots) & 1);
-    barrier_wait(barriers.values_empty(stage, group), ((tile / kValueStages) & 1) ^ 1);
-    uint4 bytes = shared_16(from);
-    float scale = shared_float(scales);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint4 now = bytes;
-      const u32 twice = pack_f16(scale, scale);
-      if (i < 3) {  // what comes next is on its way while these are turned
-        bytes = shared_16(from + (i + 1) * 2048);
-        scale = shared_float(scales + (i + 1) * 256);
-      }
-      u32 a[4], b[4];
-      decode_four(is_second ? now.z : now.x, twice, a[0], a[1]);
-      decode_four(is_second ? now.w : now.y, twice, a[2], a[3]);
-      decode_four(is_second ? now.x : now.z, twice, b[0], b[1]);
-      decode_four(is_second ? now.y : now.w, twice, b[2], b[3]);
-      store_16(first + i * 2048, a[0], a[1], a[2], a[3]);
-      store_16(second + i * 2048, b[0], b[1], b[2], b[3]);
-    }
-    // No fence here: it would wait for this thread's copies. Those that read have one.
-    __syncwarp();
-    if ((thread & 31) == 0) barrier_arrive(barriers.values_full(stage, group));
-  }
-  if ((thread & 31) == 0) barrier_arrive(barriers.empty(slot));
+// Those of the first piece, by all warps that do not copy tiles.
+__device__ __forceinline__ void first_queries(const Params& p, const Piece& piece, u32 shared,
+                                              const Barriers& barriers) {
+  load_queries<48>(p, piece, shared + kQueryOffset, (static_cast<int>(threadIdx.x) - 128) >> 3);
+  barrier_arrive(barriers.query_full());
 }
 
-__device__ __forceinline__ void load(const Params& p, unsigned char* smem, u32 shared,
-                                     const Barriers& barriers) {
-  Piece piece = first_piece(smem);
-  const int thread = threadIdx.x & 127, key = thread >> 3, unit = thread & 7;
-  const u32 inside_bytes = key * 128 + ((unit ^ ((key & 1) << 2)) << 4);
-  u32 copied = 0;  // slots of all
-  const auto next = [&](u32 tiles) { return next_piece(p, smem, tiles, piece); };
-  load_tiles(p, piece, next, [&](const TileRows& rows, u32 count, u32 inside) {
-#pragma unroll 1
-    for (int part = 0; part < kParts; ++part, ++copied) {
-      const u32 slot = copied % kSlots;
-      if (copied >= kLag) convert(shared, barriers, copied - kLag);
-      if (copied >= kSlots) barrier_wait(barriers.empty(slot), (copied / kSlots - 1) & 1);
-      if (part == 0 && unit == 0) {
-        const u32 scales = shared + kScaleOffset + count % kScaleStages * kScaleBytes + key * 16;
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          copy_16(scales + i * 256, rows.from[i] + kScalePlace, rows.live_bytes[i]);
-      }
-      const u32 to = shared + kSlotOffset + slot * kSlotBytes;
-      if (part < kDimGroups)
-        rows.copy(to + inside_bytes, group_of(part) * 64);
-      else
-        rows.copy(to + inside, kRopePlace);
-      barrier_arrive_after_copies(barriers.full(slot));
-    }
-  });
-#pragma unroll 1
-  for (u32 count = copied > kLag ? copied - kLag : 0; count < copied; ++count)
-    convert(shared, barriers, count);
+// May a row not see all of a tile?
+__device__ __forceinline__ bool is_cut(const Piece& piece, int tile) {
+  return (tile + 1) * kKeys > piece.sequence.context_len;  // the tiles of the tree too
 }
 
-// Set what a row may not see to -inf; `masks` [ROWS] is scratch. Element 4 g + 2 h + e: key
-// 16 warp + lane / 4 + 8 h, row 8 g + 2 (lane % 4) + e of the block.
-__device__ __forceinline__ void hide(const Params& p, const Piece& piece, int tile, u64* masks,
+// Set what a row may not see to -inf; `masks` [2, ROWS] is scratch, words of 32 keys. Element
+// 4 g + 2 h + e: key 16 warp + lane / 4 + 8 h, row 8 g + 2 (lane % 4) + e of the block.
+__device__ __forceinline__ void hide(const Params& p, const Piece& piece, int tile, u32* masks,
                                      float (&scores)[kScores]) {
   const int thread = threadIdx.x & 127, lane = thread & 31, warp = thread >> 5;
-  if (thread < ROWS) masks[thread] = visible_keys(p, piece, tile, thread);
+  if (thread < ROWS) {
+    const u64 visible = visible_keys(p, piece, tile, thread);
+    masks[thread] = static_cast<u32>(visible);
+    masks[ROWS + thread] = static_cast<u32>(visible >> 32);
+  }
   warpgroup_barrier();
-  const int key = warp * 16 + (lane >> 2);
+  const u32* own = masks + (warp >> 1) * ROWS + 2 * (lane & 3);
+  const u32 first = 1u << (16 * (warp & 1) + (lane >> 2)), second = first << 8;
 #pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
-    const u64 mask = masks[8 * (c / 2) + 2 * (lane & 3) + c % 2] >> key;
-    const int i = 4 * (c / 2) + c % 2;
-    if (!(mask & 1)) scores[i] = -kInfinity;
-    if (!(mask & 256)) scores[i + 2] = -kInfinity;
+  for (int group = 0; group < kGroups; ++group) {
+    const uint2 words = *reinterpret_cast<const uint2*>(own + 8 * group);
+    float* s = scores + 4 * group;
+    if (!(words.x & first)) s[0] = -kInfinity;
+    if (!(words.y & first)) s[1] = -kInfinity;
+    if (!(words.x & second)) s[2] = -kInfinity;
+    if (!(words.y & second)) s[3] = -kInfinity;
   }
 }
 
-// Rows have peaks from their first tile on; a thread keeps the totals of its own keys.
+// As long as no score of the block's rows is farther than FAR from 0, weights are 2^score. From the first
+// other tile on rows have peaks. A thread keeps the totals of its own keys.
 struct Softmax : Peaks {
+  bool is_plain;  // no peaks so far
   float total[kColumns];
 
   __device__ __forceinline__ void reset() {
-    const int thread = threadIdx.x & 127;
-    if (thread < ROWS) peaks[thread] = -kInfinity;
+    is_plain = true;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) total[c] = 0.0f;
+  }
+
+  // Is a score, hidden ones too, farther than FAR from 0?
+  __device__ __forceinline__ static bool is_far(const float (&scores)[kScores], float scale) {
+    float farthest[4];
+#pragma unroll
+    for (int i = 0; i < kScores; ++i)
+      farthest[i % 4] = i < 4 ? fabsf(scores[i]) : fmaxf(farthest[i % 4], fabsf(scores[i]));
+    return fmaxf(fmaxf(farthest[0], farthest[1]), fmaxf(farthest[2], farthest[3])) * scale > kFar;
+  }
+
+  // Peaks from here on: -FAR of rows that have seen something, the least that it may have been, so that
+  // weights keep the bits that a row's greatest score leaves them.
+  __device__ __forceinline__ void begin_peaks() {
+    const int thread = threadIdx.x & 127, lane = thread & 31;
+    is_plain = false;
+    if (thread < ROWS) peaks[thread] = -kInfinity;
+    warpgroup_barrier();
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      if (total[c] != 0.0f) peaks[8 * (c / 2) + 2 * (lane & 3) + c % 2] = -kFar;
+      total[c] *= kFarPower;
+    }
+    warpgroup_barrier();
+  }
+
+  __device__ __forceinline__ static void weigh_plainly(float (&scores)[kScores], float scale) {
+#pragma unroll
+    for (int i = 0; i < kScores; ++i) scores[i] = exp2_fast(scores[i] * scale);
   }
 };
 
 // Where the rows of a block go, null where there is none; scratch in place of the weights.
-__device__ __forceinline__ bf16_bits** destinations(unsigned char* smem) {
-  return reinterpret_cast<bf16_bits**>(smem + kWeightOffset);
+__device__ __forceinline__ bf16_bits** destinations(unsigned char* smem, u32 weight_count) {
+  return reinterpret_cast<bf16_bits**>(smem + kWeightOffset +
+                                       weight_count % kWeightStages * kWeightBytes);
 }
 
-// Totals of all warps through `exchange` [ROWS, 4]. Of a part, each row's peak and total; of an item that
-// is whole the log-sum-exp of each row, what O^T is divided by (as a decay) and where it goes; the last
-// two once `free` says that their places are.
-__device__ __forceinline__ void finish(const Params& p, const Piece& piece, Softmax& softmax,
-                                       float* exchange, bf16_bits** to, u32 free, u32 parity) {
+// What O^T is multiplied by before the weights are added.
+__device__ __forceinline__ float* decays_of(unsigned char* smem, u32 weight_count) {
+  return reinterpret_cast<float*>(smem + kDecayOffset) + weight_count % kWeightStages * ROWS;
+}
+
+__device__ __forceinline__ volatile int& flag_of(unsigned char* smem, u32 weight_count) {
+  return reinterpret_cast<volatile int*>(smem + kFlagOffset)[weight_count % kWeightStages];
+}
+
+// Totals of all threads through `exchange` [32, ROWS]. Of a part, each row's peak and total; of an item
+// that is whole the log-sum-exp of each row, what O^T is divided by (as a decay) and where it goes; the
+// last two once `free` says that their places are.
+__device__ __forceinline__ void finish(const Params& p, const Piece& piece, const Softmax& softmax,
+                                       float* exchange, float* decays, bf16_bits** to, u32 free,
+                                       u32 parity) {
   const int thread = threadIdx.x & 127, lane = thread & 31, warp = thread >> 5;
 #pragma unroll
-  for (int step = 4; step < 32; step *= 2)
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c)
-      softmax.total[c] += __shfl_xor_sync(~0u, softmax.total[c], step);
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c)
-    if (lane < 4) exchange[4 * (8 * (c / 2) + 2 * lane + c % 2) + warp] = softmax.total[c];
+  for (int group = 0; group < kGroups; ++group)
+    *reinterpret_cast<float2*>(exchange + (8 * warp + (lane >> 2)) * ROWS + 8 * group +
+                               2 * (lane & 3)) =
+        make_float2(softmax.total[2 * group], softmax.total[2 * group + 1]);
   warpgroup_barrier();
   if (thread >= ROWS) return;
-  const float4 totals = *reinterpret_cast<const float4*>(exchange + 4 * thread);
-  const float total = totals.x + totals.y + (totals.z + totals.w);
+  float total = 0.0f;
+#pragma unroll 8
+  for (int i = 0; i < 32; ++i) total += exchange[i * ROWS + thread];
+  const float peak = softmax.is_plain ? 0.0f : softmax.peaks[thread];
   if (MERGE_INSIDE && !piece.is_whole) {
     reinterpret_cast<float2*>(p.partial_lse)[static_cast<i64>(piece.slot) * ROWS + thread] =
-        make_float2(softmax.peaks[thread], total);
+        make_float2(peak, total);
     barrier_wait(free, parity);  // no phase of the weights' barrier may pass unseen
     return;
   }
   const int packed = piece.row + thread, token = packed / p.H, head = packed - token * p.H;
   const bool seen = total != 0.0f && token < piece.sequence.tree_size;  // NaN is seen
-  const float lse = seen ? (softmax.peaks[thread] + log2_fast(total)) * kLn2 : -kInfinity;
+  const float lse = seen ? (peak + log2_fast(total)) * kLn2 : -kInfinity;
   const Place place(p, piece, packed, token, head);
   if (place.lse) *place.lse = lse;
   barrier_wait(free, parity);
-  softmax.decays[thread] = seen ? 1.0f / total : 0.0f;
+  decays[thread] = seen ? inverse(total) : 0.0f;
   to[thread] = place.out;
 }
 
-// Queue the product of a tile and the queries, part by part as they arrive.
-__device__ __forceinline__ void start_scores(u32 shared, const Barriers& barriers, u32 tile_count,
-                                             float (&scores)[kScores]) {
-  const int thread = threadIdx.x & 127, lane = thread & 31, key = 16 * (thread >> 5) + (lane >> 2);
-  const u32 inside = key * 128 + (((lane & 3) ^ ((key & 1) << 2)) << 4);
-  const u32 scales = shared + kScaleOffset + tile_count % kScaleStages * kScaleBytes + key * 16;
-  u32 count = tile_count * kParts;
-  shared = opaque(shared);
-  const u64 queries = descriptor(shared + kQueryOffset, 16, 1024, 1);
+// The product of a tile and the queries: rotated dims, which are no bytes, then group by group of the others.
+__device__ __forceinline__ void score_tile(u32 shared, const Barriers& barriers, const Turn& turn,
+                                           float (&scores)[kScores]) {
+  const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+  constexpr u32 k8 = 8 * kRowBytes;
+  u32 from = shared + kTileOffset + turn.stage * kStageBytes + warp * kPartBytes +
+             (lane >> 2) * kRowBytes + (lane & 3) * 32;
+  u64 queries = uniform_descriptor(shared + kQueryOffset, 16, 1024, 1);
+  const u64 rope_queries = queries + kValueChunks * (kQueryChunkBytes >> 4);
   u32 keys[4][4];
-#pragma unroll 1
-  for (int part = 0; part < kDimGroups; ++part, ++count) {
-    const u32 slot = count % kSlots, group = group_of(part);
-    const u32 from = shared + kSlotOffset + slot * kSlotBytes + inside;
-    const u64 turned = queries + group * (2 * kQueryChunkBytes >> 4);
-    barrier_wait(barriers.full(slot), (count / kSlots) & 1);
-    const float one = shared_float(scales + group * 4), one_8 = shared_float(scales + 128 + group * 4);
-    const u32 scale = pack_f16(one, one), scale_8 = pack_f16(one_8, one_8);
-    uint4 row = shared_16(from), row_8 = shared_16(from + 1024);
+  barrier_wait(barriers.full(turn.stage, warp), turn.parity);
 #pragma unroll
-    for (int chunk = 0; chunk < 2; ++chunk) {
+  for (int i = 0; i < 2; ++i) {
+    const uint4 row = shared_16(from + kRopePlace + 16 * i), row_8 = shared_16(from + k8 + kRopePlace + 16 * i);
+    const u32 words[4] = {row.x, row.y, row.z, row.w}, words_8[4] = {row_8.x, row_8.y, row_8.z, row_8.w};
+#pragma unroll
+    for (int t = 0; t < 2; ++t)
+#pragma unroll
+      for (int q = 0; q < 2; ++q) {
+        keys[2 * i + t][2 * q] = words[2 * t + q];
+        keys[2 * i + t][2 * q + 1] = words_8[2 * t + q];
+      }
+    matrix_begin();
+#pragma unroll
+    for (int t = 0; t < 2; ++t)
+      multiply_rope(scores, keys[2 * i + t], rope_queries + (2 * i + t) * 2, i + t > 0);
+    matrix_commit();
+  }
+  uint4 row = shared_16(from), row_8 = shared_16(from + k8);
+  matrix_wait<1>();
+#pragma unroll 1
+  for (int group = 0; group < kDimGroups; ++group) {
+    const u32 scales = from - (opaque(lane) & 3) * 32 - 124 * group + kScalePlace;
+    const float one = shared_float(scales), one_8 = shared_float(scales + k8);
+    const u32 scale = pack_f16(one, one), scale_8 = pack_f16(one_8, one_8);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int step = 0; step < 4; step += 2) {
         const u32 words[2] = {step ? row.z : row.x, step ? row.w : row.y};
         const u32 words_8[2] = {step ? row_8.z : row_8.x, step ? row_8.w : row_8.y};
-        matrix_wait<1>();  // the last but one has left these registers
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          decode_four(words[i], scale, keys[step + i][0], keys[step + i][2]);
-          decode_four(words_8[i], scale_8, keys[step + i][1], keys[step + i][3]);
+        for (int s = 0; s < 2; ++s) {
+          decode_four(words[s], scale, keys[step + s][0], keys[step + s][2]);
+          decode_four(words_8[s], scale_8, keys[step + s][1], keys[step + s][3]);
         }
-        if (chunk == 0 && step) row = shared_16(from ^ 64), row_8 = shared_16((from ^ 64) + 1024);
+        if (step) {  // what comes next, behind the last group what nobody wants
+          const u32 next = i ? from + 128 : from + 16;
+          row = shared_16(next), row_8 = shared_16(next + k8);
+        }
         matrix_begin();
 #pragma unroll
-        for (int i = step; i < step + 2; ++i)
-          multiply_bytes(scores, keys[i], turned + chunk * (kQueryChunkBytes >> 4) + i * 2,
-                         part + chunk + i > 0);
+        for (int s = step; s < step + 2; ++s)
+          multiply_bytes(scores, keys[s], queries + i * (kQueryChunkBytes >> 4) + s * 2, 1);
         matrix_commit();
+        matrix_wait<1>();  // the last but these have left their registers
       }
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(barriers.empty(slot));
+    from += 128;
+    queries += 2 * (kQueryChunkBytes >> 4);
   }
-  const u32 slot = count % kSlots;
-  const u64 rope_keys = descriptor(shared + kSlotOffset + slot * kSlotBytes, 16, 1024, 1);
-  const u64 rope_queries = queries + kValueChunks * (kQueryChunkBytes >> 4);
-  barrier_wait(barriers.full(slot), (count / kSlots) & 1);
-  fence_async_proxy();
-  matrix_begin();
-#pragma unroll
-  for (int step = 0; step < 4; ++step)
-    multiply_rope(scores, rope_keys + step * 2, rope_queries + step * 2);
-  matrix_commit();
-  matrix_wait<0>();
   __syncwarp();
-  if (lane == 0) barrier_arrive(barriers.empty(slot));
+  if (lane == 0) barrier_arrive(barriers.empty(turn.stage, warp));
+  matrix_wait<0>();
 }
 
-// Turn the scores of a tile into weights in shared memory, for the values to be added.
-__device__ __forceinline__ void weigh_tile(const Params& p, unsigned char* smem, u32 shared,
-                                           const Barriers& barriers, const Piece& piece, int tile,
-                                           u32 weight_count, Softmax& softmax,
-                                           float (&scores)[kScores]) {
-  const u32 parity = (weight_count & 1) ^ 1;
-  const int context_tiles = (piece.sequence.context_len + kKeys - 1) / kKeys;
-  // Scratch lies in place of the weights: the last ones must have been read.
-  if (tile >= context_tiles || (tile + 1) * kKeys > piece.sequence.context_len) {
-    barrier_wait(barriers.weights_empty(), parity);
-    hide(p, piece, tile, reinterpret_cast<u64*>(smem + kWeightOffset), scores);
+// A tile of which a row may not see all, or whose scores are far from 0, or that follows such one; scratch
+// lies in place of the weights. True where its weights are found, false where all is plain.
+__device__ __forceinline__ bool weigh_with_care(const Params& p, const Piece& piece, int tile,
+                                                void* scratch, Softmax& softmax,
+                                                float (&scores)[kScores], bool& is_raised) {
+  bool begins = false;
+  if (softmax.is_plain && any_in_warpgroup(Softmax::is_far(scores, p.scale))) {
+    softmax.begin_peaks();
+    begins = true;
   }
-  const bool is_raised = any_in_warpgroup(softmax.rises(scores, p.scale));
-  if (is_raised) {
-    barrier_wait(barriers.weights_empty(), parity);
-    softmax.raise(scores, p.scale, reinterpret_cast<float*>(smem + kWeightOffset), softmax.total);
+  if (is_cut(piece, tile)) {
+    hide(p, piece, tile, static_cast<u32*>(scratch), scores);
+    warpgroup_barrier();
+  }
+  if (softmax.is_plain) return false;
+  is_raised = any_in_warpgroup(softmax.rises(scores, p.scale)) || begins;
+  if (is_raised) softmax.raise(scores, p.scale, static_cast<float*>(scratch), softmax.total);
+  if (begins) {  // so far O^T is as far above its peak as the totals were
+    warpgroup_barrier();
+    if ((threadIdx.x & 127) < ROWS) softmax.decays[threadIdx.x & 127] *= kFarPower;
   }
   softmax.weigh(scores, p.scale);
-  barrier_wait(barriers.weights_empty(), parity);
-  store_weights<pack_f16>(shared + kWeightOffset, scores);
-  if ((threadIdx.x & 127) == 0)
-    *reinterpret_cast<int*>(smem + kFlagOffset) = is_raised && tile > piece.first;
-  fence_async_proxy();
-  barrier_arrive(barriers.weights_full());
-  add_weights(scores, softmax.total);
-}
-
-// The queries of the first piece, by all warps that do not copy tiles.
-__device__ __forceinline__ void first_queries(const Params& p, const Piece& piece, u32 shared) {
-  load_turned_queries<48>(p, piece, shared + kQueryOffset,
-                          (static_cast<int>(threadIdx.x) - 128) >> 3);
+  return true;
 }
 
 __device__ __forceinline__ void score(const Params& p, unsigned char* smem, u32 shared,
                                       const Barriers& barriers) {
-  Piece piece = first_piece(smem);
   u32 tile_count = 0, piece_count = 0, weight_count = 0;
+  Turn turn;
   Softmax softmax;
   softmax.peaks = reinterpret_cast<float*>(smem + kPeakOffset);
-  softmax.decays = reinterpret_cast<float*>(smem + kDecayOffset);
   float scores[kScores];
-  first_queries(p, piece, shared);
-  asm volatile("barrier.cta.sync 4, 384;" ::: "memory");  // all of the queries are there
+  begin_work();
+  if (!work_of(smem).has_piece) return;
+  Piece piece = first_piece(smem);
+  first_queries(p, piece, shared, barriers);
+  barrier_wait(barriers.query_full(), 0);
   while (true) {
     softmax.reset();
-    warpgroup_barrier();
 #pragma unroll 1
-    for (int tile = piece.first; tile < piece.last; ++tile, ++tile_count, ++weight_count) {
-      start_scores(shared, barriers, tile_count, scores);
-      weigh_tile(p, smem, shared, barriers, piece, tile, weight_count, softmax, scores);
+    for (int tile = piece.first; tile < piece.last; ++tile, ++tile_count, ++weight_count, turn.next()) {
+      score_tile(shared, barriers, turn, scores);
+      const bool needs_care = any_in_warpgroup(!softmax.is_plain | is_cut(piece, tile) |
+                                               Softmax::is_far(scores, p.scale));
+      const u32 place = kWeightOffset + weight_count % kWeightStages * kWeightBytes;
+      barrier_wait(barriers.weights_empty(weight_count), (weight_count / kWeightStages & 1) ^ 1);
+      softmax.decays = decays_of(smem, weight_count);
+      bool is_raised = false;
+      if (!needs_care || !weigh_with_care(p, piece, tile, smem + place, softmax, scores, is_raised))
+        Softmax::weigh_plainly(scores, p.scale);
+      store_weights<pack_f16>(shared + place, scores);
+      if ((threadIdx.x & 127) == 0) flag_of(smem, weight_count) = is_raised && tile > piece.first;
+      fence_async_proxy();
+      barrier_arrive(barriers.weights_full(weight_count));
+      add_weights(scores, softmax.total);
     }
-    finish(p, piece, softmax, reinterpret_cast<float*>(smem + kQueryOffset), destinations(smem),
-           barriers.weights_empty(), (weight_count & 1) ^ 1);
-    barrier_arrive(barriers.weights_full());
+    finish(p, piece, softmax, reinterpret_cast<float*>(smem + kQueryOffset), decays_of(smem, weight_count),
+           destinations(smem, weight_count), barriers.weights_empty(weight_count),
+           (weight_count / kWeightStages & 1) ^ 1);
+    barrier_arrive(barriers.weights_full(weight_count));
     ++weight_count;
     if (!next_piece(p, smem, tile_count, piece)) return;
     barrier_wait(barriers.query_empty(), piece_count & 1);
     ++piece_count;
-    load_turned_queries<16>(p, piece, shared + kQueryOffset, (threadIdx.x & 127) >> 3);
+    load_queries<16>(p, piece, shared + kQueryOffset, (threadIdx.x & 127) >> 3);
     warpgroup_barrier();
   }
 }
 
+// Numbers of rows r and r + 8 of a block of O^T, lane / 4 = r, are of dims 2 r and 2 r + 1, from r = 4 on the
+// other way round; make them those of dims r and r + 8.
+struct Dims {
+  int first, second;  // lanes that have either row's number for this one
+  bool is_turned;     // and which of them is which
+
+  __device__ __forceinline__ Dims() {
+    const int lane = threadIdx.x & 31, row = lane >> 2;
+    is_turned = row & 1;
+    first = (row >> 1) * 4 + (lane & 3) + (is_turned ? 16 : 0);
+    second = first ^ 16;
+  }
+
+  template <class Number>
+  __device__ __forceinline__ void put_right(Number& row, Number& row_8) const {
+    const Number one = __shfl_sync(~0u, row, first), other = __shfl_sync(~0u, row_8, second);
+    row = is_turned ? other : one;
+    row_8 = is_turned ? one : other;
+  }
+};
+
 #if MERGE_INSIDE
 
-// Write the values as they lie in registers, not divided by the totals, as the vectors of a partial
-// result: of two rows (group, lane % 4) and 2 blocks the 32 of each half of the value dims.
+// Write the values, not divided by the totals, as the vectors of a partial result: of two rows
+// (group, lane % 4) and 2 blocks the 32 of each half of the value dims.
 __device__ __forceinline__ void store_part(const Params& p, int slot, int half,
                                            const float (&values)[4][kScores]) {
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+  const Dims dims;
   uint4* to = reinterpret_cast<uint4*>(p.partial_out) + static_cast<i64>(slot) * kItemVectors +
               (lane & 3) * kPairVectors + 32 * half + 8 * warp + (lane >> 2);
 #pragma unroll
-  for (int group = 0; group < kGroups; ++group)
+  for (int two = 0; two < 2; ++two)
 #pragma unroll
-    for (int two = 0; two < 2; ++two)
-      to[4 * group * kPairVectors + 64 * two] =
-          part_vector(values[2 * two] + 4 * group, values[2 * two + 1] + 4 * group);
+    for (int group = 0; group < kGroups; ++group) {
+      uint4 vector = part_vector(values[2 * two] + 4 * group, values[2 * two + 1] + 4 * group);
+      dims.put_right(vector.x, vector.y);
+      dims.put_right(vector.z, vector.w);
+      to[4 * group * kPairVectors + 64 * two] = vector;
+    }
 }
 
-// Named barrier 5; in place of the values and of the ring.
-using Merging = Merge<256, 5, kWeightOffset - kValueOffset>;
+// Named barrier 5; in place of the tiles.
+using Merging = FewMerge<256, 5, kStages * kStageBytes>;
 
 __device__ __forceinline__ Merging merging(const Params& p, unsigned char* smem) {
   Work& work = work_of(smem);
-  return {p, work.run.line, *reinterpret_cast<Merging::Scratch*>(smem + kValueOffset),
+  return {p, !ONE && work.has_more ? &work.run.line : nullptr, work.parts,
+          *reinterpret_cast<Merging::Scratch*>(smem + kTileOffset),
           static_cast<int>(threadIdx.x) - 256};
 }
 
 #endif
 
+// Bytes of 16 keys of this warp's dims of two blocks of 64, pairs of dims of two keys turned, and the keys'
+// scales.
+struct Bytes {
+  u32 words[2][2];  // of each block those of keys 2 (lane % 4) and the next, and of the keys 8 later
+  u32 scales[2];
+
+  __device__ __forceinline__ void load(u32 from, u32 from_scales) {
+    u32 turned[4];
+    load_turned(turned, from);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      words[i][0] = turned[2 * i];
+      words[i][1] = turned[2 * i + 1];
+      scales[i] = pack_f16(shared_float(from_scales + 8 * i * kRowBytes),
+                           shared_float(from_scales + (8 * i + 1) * kRowBytes));
+    }
+  }
+};
+
+// Add a tile's values, 16 keys after the other: the bytes of two blocks of dims are turned while the last two
+// are multiplied.
+__device__ __forceinline__ void add_tile(u32 shared, const Barriers& barriers, const Turn& turn, u64 weights,
+                                         int half, float (&values)[4][kScores]) {
+  const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+  const u32 order = lane < 16 ? 0x3120 : 0x2031;  // of the bytes of two keys' two dims
+  const u32 tile = shared + kTileOffset + turn.stage * kStageBytes;
+  u32 from = tile + (lane & 15) * kRowBytes + 256 * half + 64 * (lane >> 4) + 16 * warp;
+  u32 scales = tile + 2 * (lane & 3) * kRowBytes + kScalePlace + 8 * half;
+  u32 dims[2][2][4];
+  Bytes bytes;
+  bytes.load(from, scales);
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+    for (int two = 0; two < 2; ++two) {
+#pragma unroll
+      for (int block = 0; block < 2; ++block)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+          decode_four(__byte_perm(bytes.words[block][i], 0, order), bytes.scales[i],
+                      dims[two][block][2 * i], dims[two][block][2 * i + 1]);
+      matrix_begin();
+#pragma unroll
+      for (int block = 0; block < 2; ++block)
+        multiply_values(values[2 * two + block], dims[two][block], weights, 1);
+      matrix_commit();
+      matrix_wait<1>();  // the last but these have left their registers
+      if (two == 0) {
+        bytes.load(from + 128, scales + 4);
+      } else if (part + 1 < kParts) {
+        from += kPartBytes;
+        scales += kPartBytes;
+        bytes.load(from, scales);
+      }
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(barriers.empty(turn.stage, part));
+    weights += 256 >> 4;
+  }
+  matrix_wait<0>();
+}
+
 __device__ __forceinline__ void add_values(const Params& p, unsigned char* smem, u32 shared,
                                            const Barriers& barriers, int half) {
   const int lane = threadIdx.x & 31;
-  const float* decay = reinterpret_cast<const float*>(smem + kDecayOffset);
-  const volatile int* is_raised = reinterpret_cast<const volatile int*>(smem + kFlagOffset);
-  const u64 weights = descriptor(shared + kWeightOffset, 128, 1024, 0);
   u32 tile_count = 0, weight_count = 0;
+  Turn turn;
   float values[4][kScores];
+  begin_work();
   Piece piece = first_piece(smem);
-  if (work_of(smem).has_piece) {
-    first_queries(p, piece, shared);
-    asm volatile("barrier.cta.arrive 4, 384;" ::: "memory");
-  }
-  if (uniform(work_of(smem).has_piece)) do {
+  const bool has_piece = uniform(work_of(smem).has_piece);
+  if (has_piece) first_queries(p, piece, shared, barriers);
+  if (has_piece) do {
 #if MERGE_INSIDE
     const int slot = piece.is_whole ? -1 : piece.slot;
 #else
     constexpr int slot = -1;  // of a part that is merged inside
 #endif
+#pragma unroll
+    for (int i = 0; i < 4 * kScores; ++i) values[i / kScores][i % kScores] = 0.0f;
 #pragma unroll 1
-    for (int tile = piece.first; tile < piece.last; ++tile, ++tile_count, ++weight_count) {
-      const u32 stage = tile_count % kValueStages, parity = (tile_count / kValueStages) & 1;
-      const u32 full = barriers.values_full(stage, 2 * half), empty = barriers.values_empty(stage, 2 * half);
-      const u64 keys = descriptor(
-          shared + kValueOffset + (stage * kValueChunks + 4 * half) * kChunkBytes, 16, 1024, 1);
-      barrier_wait(barriers.weights_full(), weight_count & 1);
-      if (*is_raised) scale_values(decay, values);
-#pragma unroll
-      for (int block = 0; block < 4; ++block) {
-        if (block % 2 == 0) {
-          barrier_wait(full + 8 * (block / 2), parity);
-          fence_async_proxy();
-          matrix_begin();
-        }
-#pragma unroll
-        for (int part = 0; part < 4; ++part)
-          multiply_values(values[block], keys + (block * kChunkBytes + part * 2048 >> 4),
-                          weights + (part * 256 >> 4), part > 0 || tile > piece.first);
-        matrix_commit();
-      }
-      matrix_wait<2>();
-      if (lane == 0) barrier_arrive(empty);
-      matrix_wait<0>();
-      if (lane == 0) {
-        barrier_arrive(empty + 8);
-        barrier_arrive(barriers.weights_empty());
-      }
+    for (int tile = piece.first; tile < piece.last; ++tile, ++tile_count, ++weight_count, turn.next()) {
+      barrier_wait(barriers.weights_full(weight_count), weight_count / kWeightStages & 1);
+      fence_async_proxy();
+      if (flag_of(smem, weight_count)) scale_values(decays_of(smem, weight_count), values);
+      const u64 weights = uniform_descriptor(
+          shared + kWeightOffset + weight_count % kWeightStages * kWeightBytes, 128, 1024, 0);
+      add_tile(shared, barriers, turn, weights, half, values);
+      if (lane == 0) barrier_arrive(barriers.weights_empty(weight_count));
     }
 #if MERGE_INSIDE
     if (slot >= 0) store_part(p, slot, half, values);
 #endif
-    barrier_wait(barriers.weights_full(), weight_count & 1);
-    ++weight_count;
+    barrier_wait(barriers.weights_full(weight_count), weight_count / kWeightStages & 1);
     if (slot < 0) {
-      scale_values(decay, values);
-      store_values(smem + kQueryOffset, shared + kQueryOffset, destinations(smem), half,
+      scale_values(decays_of(smem, weight_count), values);
+      const Dims dims;
+#pragma unroll
+      for (int block = 0; block < 4; ++block)
+#pragma unroll
+        for (int i = 0; i < kScores; ++i)
+          if (i % 4 < 2) dims.put_right(values[block][i], values[block][i + 2]);
+      store_values(smem + kQueryOffset, shared + kQueryOffset, destinations(smem, weight_count), half,
                    values);
     }
     barrier_arrive(barriers.query_empty());
     __syncwarp();
-    if (lane == 0) barrier_arrive(barriers.weights_empty());
+    if (lane == 0) barrier_arrive(barriers.weights_empty(weight_count));
+    ++weight_count;
   } while (next_piece(p, smem, tile_count, piece));
 #if MERGE_INSIDE
+  asm volatile("barrier.cta.sync 4, 384;" ::: "memory");
   merging(p, smem).run();
 #endif
 }
@@ -614,32 +821,25 @@ extern "C" __global__ void __launch_bounds__(512, 1)
   extern __shared__ __align__(1024) unsigned char smem[];
   const u32 shared = shared_address(smem);
   const Barriers barriers{shared + kBarrierOffset};
-  if (threadIdx.x >= 512 - 64) {
-    const int index = threadIdx.x - (512 - 64);
-    if (shared & 1023) __trap();  // the swizzle counts from addresses that are multiples of 1024
-    if (index < kNumBarriers) barrier_init(barriers.base + 8 * index, Barriers::arrivals(index));
-    barriers_are_ready();
-  } else if (threadIdx.x < 32) {
-    Run run(p);
-    Piece piece;
-    const bool has_piece = run.next(p, piece);
-    if (threadIdx.x == 0) {
-      work_of(smem).run = run;
-      work_of(smem).piece = piece;
-      work_of(smem).has_piece = has_piece;
-    }
-  }
-  __syncthreads();
   grid_let_next_start();
+  if (threadIdx.x >= 512 - 32) {
+    if (shared & 1023) __trap();  // the swizzle counts from addresses that are multiples of 1024
+#pragma unroll 1
+    for (int i = threadIdx.x & 31; i < kNumBarriers; i += 32)
+      barrier_init(barriers.base + 8 * i, Barriers::arrivals(i));
+    barriers_are_ready();
+    asm volatile("barrier.cta.arrive 6, 160;" ::: "memory");
+  }
   const int role = threadIdx.x >> 7;
-  if (role == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (work_of(smem).has_piece) load(p, smem, shared, barriers);
-  } else if (role == 1) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 120;");
-    if (work_of(smem).has_piece) score(p, smem, shared, barriers);
-  } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 176;");
+  // The compiler lays the last branch first, and that is where the first copies are.
+  if (role >= 2) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kValueRegisters));
     add_values(p, smem, shared, barriers, role - 2);
+  } else if (role == 1) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kScoreRegisters));
+    score(p, smem, shared, barriers);
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kLoadRegisters));
+    load(p, smem, shared, barriers);
   }
 }

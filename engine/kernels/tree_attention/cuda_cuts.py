@@ -20,7 +20,9 @@ MOST_ROWS_MERGED_INSIDE = (
     576  # of all sequences; with more a merge of its own has more warps at work
 )
 MOST_WIDE_ROWS_MERGED_INSIDE = 8 * 132  # a row a warp of those that merge, on H200
-MOST_ROWS_OF_TWO_TILES = 24  # up to which two tiles of values fit beside the ring of bytes
+ROW_BYTES = 656  # of an fp8 row
+MOST_SHARED_BYTES = 232_448  # of a block on Hopper
+MOST_BYTE_TILES = 5  # of fp8 rows that a block has room for
 MOST_NARROW_ROWS = 216  # packed rows of a sequence from which on the wide kernel is faster
 
 
@@ -103,16 +105,16 @@ def narrow(num_seqs: int, packed: int) -> Cut:
 
 
 def of_bytes(num_seqs: int, packed: int) -> Cut:
-    """Return Hopper's kernel for fp8 rows, as `narrow` cuts them."""
+    """Return Hopper's kernel for fp8 rows, cut as by `narrow`; as many tiles as fit."""
     rows = _equal_rows(packed, most=72)
     queries = rows * (VALUE_DIM + ROPE_DIM) * 2
-    value_stages = 1 if rows > MOST_ROWS_OF_TWO_TILES else 2
-    values = value_stages * KEYS * VALUE_DIM * 2
-    ring, scales = 8 * KEYS * 128, 3 * KEYS * 16
-    weights = rows // 8 * 1024
-    decays_peaks_flag = (2 * rows * 4 + 4 + 7) // 8 * 8
-    shared_bytes = queries + values + ring + weights + scales
-    shared_bytes += decays_peaks_flag + 35 * BARRIER_BYTES + WORK_BYTES
+    weights = 2 * rows // 8 * 1024
+    decays_peaks_flags = 3 * rows * 4 + 2 * 4
+    work = WORK_BYTES + PARTS_BYTES * min(MOST_ROWS_MERGED_INSIDE // rows, 32)
+    shared_bytes = queries + weights + decays_peaks_flags + 6 * BARRIER_BYTES + work
+    tile, barriers = KEYS * ROW_BYTES, 2 * 4 * BARRIER_BYTES
+    room = MOST_SHARED_BYTES - shared_bytes - MOST_BYTE_TILES * barriers
+    shared_bytes += room // tile * (tile + barriers)
     is_few = num_seqs * -(-packed // rows) * rows <= MOST_ROWS_MERGED_INSIDE
     return Cut(
         "tree_attention_sm90_fp8.cu",
@@ -121,6 +123,7 @@ def of_bytes(num_seqs: int, packed: int) -> Cut:
         shared_bytes=shared_bytes,
         arch_features="a",
         merges_inside=is_few,
+        is_alone=num_seqs == 1 and is_few,
         kernel="tree_attention_fp8",
     )
 
