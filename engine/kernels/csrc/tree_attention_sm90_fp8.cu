@@ -316,7 +316,8 @@ __device__ __forceinline__ void load(const Params& p, unsigned char* smem, u32 s
   bool has_piece;
 #if ONE
   const bool has_more = false;
-  find_only_run(p, piece, has_piece, work_of(smem).parts);
+  int share;
+  find_only_run(p, piece, has_piece, share);
 #else
   const bool has_more =
       !find_own_run(p, piece, has_piece, MERGE_INSIDE ? work_of(smem).parts : nullptr);
@@ -333,6 +334,9 @@ __device__ __forceinline__ void load(const Params& p, unsigned char* smem, u32 s
     work_of(smem).has_piece = has_piece;
     work_of(smem).has_more = has_more;
   }
+#if ONE
+  if (thread == 0) work_of(smem).parts[0] = only_parts(piece, share);
+#endif
   asm volatile("barrier.cta.sync 6, 160;" ::: "memory");  // the barriers are there
   asm volatile("barrier.cta.arrive 7, 512;" ::: "memory");
   if (!has_piece) return all_copied();
@@ -495,7 +499,7 @@ __device__ __forceinline__ void finish(const Params& p, const Piece& piece, cons
 #pragma unroll 8
   for (int i = 0; i < 32; ++i) total += exchange[i * ROWS + thread];
   const float peak = softmax.is_plain ? 0.0f : softmax.peaks[thread];
-  if (MERGE_INSIDE && !piece.is_whole) {
+  if (ONE || (MERGE_INSIDE && !piece.is_whole)) {
     reinterpret_cast<float2*>(p.partial_lse)[static_cast<i64>(piece.slot) * ROWS + thread] =
         make_float2(peak, total);
     barrier_wait(free, parity);  // no phase of the weights' barrier may pass unseen
@@ -774,7 +778,7 @@ __device__ __forceinline__ void add_values(const Params& p, unsigned char* smem,
   if (has_piece) first_queries(p, piece, shared, barriers);
   if (has_piece) do {
 #if MERGE_INSIDE
-    const int slot = piece.is_whole ? -1 : piece.slot;
+    const int slot = !ONE && piece.is_whole ? -1 : piece.slot;
 #else
     constexpr int slot = -1;  // of a part that is merged inside
 #endif
