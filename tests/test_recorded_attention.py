@@ -29,8 +29,8 @@ COLUMNS = {
 }
 
 
-LADDER, PEERS = "d6ee51ce", "0c067907"  # commits
-NEWEST = "peers-37478c5c.md"
+LADDER, PEERS, NEWEST = "d6ee51ce", "0c067907", "79f757f7"  # commits
+TABLES = {PEERS: "peers.md", NEWEST: f"peers-{NEWEST}.md"}
 
 
 def recorded(commit):
@@ -102,7 +102,9 @@ def cell_of(title):
 
 
 @pytest.mark.parametrize(
-    ("commit", "num_cases", "rounds"), [(LADDER, 42, 56), (PEERS, 231, 30)], ids=["ladder", "peers"]
+    ("commit", "num_cases", "rounds"),
+    [(LADDER, 42, 56), (PEERS, 231, 30), (NEWEST, 147, 30)],
+    ids=["ladder", "peers", "newest"],
 )
 def test_the_samples_are_the_sidecars(commit, num_cases, rounds):
     result, lines = recorded(commit)
@@ -116,8 +118,10 @@ def test_the_samples_are_the_sidecars(commit, num_cases, rounds):
         assert line["n"] == rounds
 
 
-def test_the_table_of_peers_is_of_the_same_run(cells):
-    _, lines = recorded(PEERS)
+@pytest.mark.parametrize("commit", TABLES)
+def test_the_table_of_peers_is_of_the_same_run(commit):
+    cells = cells_in(TABLES[commit])
+    _, lines = recorded(commit)
     for line in lines:
         heads, tokens, context, batch, page, order, name = (
             text.strip("'") for text in line["params"]
@@ -127,7 +131,7 @@ def test_the_table_of_peers_is_of_the_same_run(cells):
         assert cells[cell][name] == pytest.approx(line["median_s"] * 1e6, abs=0.051)
 
 
-@pytest.mark.parametrize("commit", [LADDER, PEERS])
+@pytest.mark.parametrize("commit", [LADDER, PEERS, NEWEST])
 def test_every_line_is_of_one_clean_engine_on_one_gpu(commit):
     _, lines = recorded(commit)
 
@@ -145,7 +149,7 @@ def test_lines_that_may_hold_a_wait_are_counted():
 
 @pytest.mark.parametrize(
     ("path", "table", "num_rows"),
-    [(RECORDED / "README.md", "peers.md", 15), (ROOT / "README.md", NEWEST, 6)],
+    [(RECORDED / "README.md", "peers.md", 15), (ROOT / "README.md", TABLES[NEWEST], 6)],
     ids=["recorded", "top"],
 )
 def test_documents_quote_the_table_of_peers(path, table, num_rows):
@@ -179,7 +183,7 @@ def test_documents_count_the_cells_that_are_won(cells):
 
 
 def test_the_newest_race_is_won_in_every_cell_by_what_the_documents_say():
-    cells = cells_in(NEWEST)
+    cells = cells_in(TABLES[NEWEST])
     won = sum(
         found["cuda"] < min(us for name, us in found.items() if name not in OURS)
         for found in cells.values()
@@ -187,6 +191,6 @@ def test_the_newest_race_is_won_in_every_cell_by_what_the_documents_say():
     told = f"every peer, chains included, in {won} of {len(cells)} cells"
 
     assert won == len(cells) == 42
-    assert told in (RECORDED / "README.md").read_text(encoding="utf-8").partition("`37478c5`")[2]
+    assert told in (RECORDED / "README.md").read_text(encoding="utf-8").partition("`79f757f`")[2]
     top = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert told.replace("chains", "the chains") in top
