@@ -24,7 +24,7 @@
 // weights 64 x ROWS | decays, peaks | barriers | the share; queries, values and rope in chunks of 64 dims whose
 // rows of 128 bytes are swizzled by 128, weights in 8 x 8 matrices. While an item that a block held
 // whole ends, its rows lie in place of the queries on their way out; what is merged lies in place of the
-// values.
+// values; masks lie in place of decays and peaks while no row has a peak.
 // Barriers, each with a full and an empty side: a pair of value chunks of a stage (chunk j of either
 // half of the value dims), the rope chunk of a rope stage, the weights; of the queries an empty side alone.
 // A tile is loaded and given back pair by pair, so that the next but one is on its way while half of it is in
@@ -216,9 +216,8 @@ __device__ __forceinline__ void let_values_begin() {
   asm volatile("barrier.cta.arrive 7, 384;" ::: "memory");
 }
 
-// Find the share, for all; load all tiles. A warp copies rows
-// 4 warp + i + 16 part, i and part below 4, eight lanes a row; the lanes that have found them tell where
-// they are.
+// Find the share, for all; load all tiles. A warp copies rows 4 warp + i + 16 part, i and part below 4, eight
+// lanes a row; the lanes that have found them tell where they are.
 __device__ __forceinline__ void load(const Params& p, unsigned char* smem, u32 shared,
                                      const Barriers& barriers) {
   const int thread = threadIdx.x & 127, lane = thread & 31, unit = thread & 7, key = thread >> 3;
