@@ -17,9 +17,11 @@
 //              r and r + 8 of the operand are dims 2 r and 2 r + 1, from r = 4 on the other way round, and
 //              what is 8 dims apart comes together by two shuffles once all tiles are added.
 //
-// Rotated dims are bfloat16, and multiplied as such. A scale and a product are rounded once each, where a
-// scale is no power of two. NaN stays NaN. What is beyond 65504, a value, a scale or a query's number that
-// meets values, is infinite.
+// Rotated dims are bfloat16, and multiplied as such. Numbers have the range of float16: products are exact
+// where a scale is a power of two from 2^-15 on, and queries from 2^-17 on; other scales and their products are
+// rounded once each, in steps of 2^-24 below 2^-14, and so are smaller queries. NaN stays NaN. What is beyond
+// 65504, a value, a scale or a query's number that meets values, is infinite: infinity times a zero is NaN, a
+// weight of zero too, so that one such row of a tile makes NaN of rows that do not see it.
 //
 // Grid: one block an SM, each with its share of the line (tree_attention_line.cuh); launched cooperatively
 // where MERGE_INSIDE, see there.
@@ -42,7 +44,8 @@
 // While no score is farther than FAR from 0, weights are 2^score, which float16 has exponents enough for.
 // From the first other tile of a piece on a row's shift is its running maximum, but no less than -FAR where
 // the row has seen something before, and raised only when a score exceeds it by RISE (weights stay below
-// 2^RISE).
+// 2^RISE). Weights below 2^-14 are then rounded in steps of 2^-24 where they meet values, and vanish from 2^-25
+// down; totals have them in full.
 //
 // Source of the format: deepseek-ai/FlashMLA README; of the exchange of dims for wider loads: NVIDIA/cutlass
 // examples/55_hopper_mixed_dtype_gemm (bytes as the register operand).

@@ -11,7 +11,8 @@ A row of C value dims and R rotated ones, G = ceil(C / 128)::
 is not below amax / 448, the largest magnitude of its values over the largest of the format, and
 not below 1e-4; so values keep their order, none overflows, and product and sum are exact where a
 kernel has them in bfloat16. Zeros are zeros under the least scale, 2^-13. A group that holds NaN or
-an infinity is NaN as a whole. A reader takes any scale, NaN and infinities as they are.
+an infinity is NaN as a whole. `reference` and `triton_split` take any scale, NaN and infinities as
+they are; `cuda` within the range of float16 (see the package).
 
 Source: deepseek-ai/FlashMLA README ("FP8 with scale") and tests/quant.py, whose power of two is
 rounded up from a logarithm; here it is exact.
