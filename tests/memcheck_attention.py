@@ -33,10 +33,12 @@ def calls(*, hybrid):
             f"page{page_size}", "", (65, 0, 64), (bush(9, 1), chain(3), last), 8, 512, 64,
             page_size, hybrid, is_fp8=is_fp8,
         )  # fmt: skip
-    for query_scale in (1.0, 3e3):  # one sequence; scores near 0 and far from it
+    # One sequence; scores near 0 and far from it.
+    for query_scale, is_fp8 in itertools.product((1.0, 3e3), (False, True)):
         yield TreeAttentionCase(
-            "one", "", (321,), (bush(9, 1),), 8, 512, 64, 1, hybrid, query_scale=query_scale
-        )
+            "one", "", (321,), (bush(9, 1),), 8, 512, 64, 1, hybrid, is_fp8=is_fp8,
+            query_scale=query_scale,
+        )  # fmt: skip
     few = (star(2), (-1,), chain(3))
     yield TreeAttentionCase("few", "", (65, 0, 200), few, 8, 512, 64, 1, hybrid, is_fp8=True)
 

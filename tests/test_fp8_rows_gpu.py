@@ -116,6 +116,26 @@ def test_a_scale_need_not_be_a_power_of_two(backend):
 
 
 @every_backend
+def test_what_is_far_below_the_greatest_score_counts_beside_a_row_without_value(backend):
+    arguments = poked(0, 0, lambda rows: rows)
+    arguments["context_lens"][:] = 60  # all in one tile
+    query, rows = arguments["q"], arguments["kv_pages"]
+    query[:], query[..., 512] = 0, 1
+    rotated = rows[..., 528:].view(DTYPE)
+    first = arguments["page_table"][0, 0]
+    rotated[..., 0] = (12 - 17) / arguments[
+        "softmax_scale"
+    ]  # nats, 2^24.5 times less than the first
+    rotated[first, 0, 0] = 12 / arguments["softmax_scale"]
+    rows[first, 0, :512] = 0
+
+    out, _ = run(backend, arguments)
+
+    expected, _ = OP.reference(**in_float64(arguments))
+    assert (out - expected).norm() < OP.tolerance(DTYPE).output_rel * expected.norm()
+
+
+@every_backend
 @pytest.mark.parametrize(
     "row_bytes", [(5, 6, [0x7F]), (5, 6, [0xFF]), (516, 520, [0, 0, 0xC0, 0x7F])]
 )

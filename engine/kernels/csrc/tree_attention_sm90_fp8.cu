@@ -42,10 +42,10 @@
 // queries (full: those of the first piece). A quarter is given back as soon as it has been read.
 //
 // While no score is farther than FAR from 0, weights are 2^score, which float16 has exponents enough for.
-// From the first other tile of a piece on a row's shift is its running maximum, but no less than -FAR where
-// the row has seen something before, and raised only when a score exceeds it by RISE (weights stay below
-// 2^RISE). Weights below 2^-14 are then rounded in steps of 2^-24 where they meet values, and vanish from 2^-25
-// down; totals have them in full.
+// From the first other tile of a piece on a row's shift is 2^6 below its running maximum, but no less than -FAR
+// where the row has seen something before, and raised only when a score exceeds it by RISE (weights stay
+// below 2^RISE, 2^14). Weights below 2^-14 are rounded in steps of 2^-24 where they meet values, and vanish
+// from 2^-25 down, 2^-31 of the greatest one; totals have them in full.
 //
 // Source of the format: deepseek-ai/FlashMLA README; of the exchange of dims for wider loads: NVIDIA/cutlass
 // examples/55_hopper_mixed_dtype_gemm (bytes as the register operand).
@@ -60,6 +60,7 @@
 #define ONE 0
 #endif
 #define BLOCK_ROWS ROWS
+#define WEIGHT_ROOM 6
 
 #include "mma.cuh"
 #include "tree_attention_share.cuh"

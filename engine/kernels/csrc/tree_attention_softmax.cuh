@@ -1,12 +1,17 @@
 // The running softmax of a warpgroup that holds scores of 64 x ROWS as tree_attention_columns.cuh says, and
 // how its threads agree. See tree_attention_sm90.cu for when peaks are raised.
 //
-// Compile-time: ROWS.
+// Compile-time: ROWS, WEIGHT_ROOM (powers of two between a row's highest score and the peak that it raises:
+// float16 has room above 1, which small weights then have less need of).
 #pragma once
 
 #include "tree_attention_columns.cuh"
 
-constexpr float kRise = 8.0f;  // RISE, in powers of two
+#ifndef WEIGHT_ROOM
+#define WEIGHT_ROOM 0
+#endif
+
+constexpr float kRise = 8.0f + WEIGHT_ROOM;  // RISE, in powers of two
 
 // True in every thread of the warpgroup iff `mine` is in one of them; also a barrier among them.
 __device__ __forceinline__ bool any_in_warpgroup(bool mine) { return any_at_barrier<1, 128>(mine); }
@@ -72,8 +77,8 @@ struct Peaks {
     if (thread < ROWS) {
       const float4 others = *reinterpret_cast<const float4*>(exchange + 4 * thread);
       const float old = peaks[thread];
-      const float raised =
-          fmaxf(fmaxf(fmaxf(others.x, others.y), fmaxf(others.z, others.w)), old);
+      const float top = fmaxf(fmaxf(others.x, others.y), fmaxf(others.z, others.w));
+      const float raised = fmaxf(top - WEIGHT_ROOM, old);
       decays[thread] = raised == -kInfinity ? 1.0f : exp2_fast(old - raised);
       peaks[thread] = raised;
     }

@@ -25,7 +25,7 @@ since a node has to be to its descendants what it will be once it is committed. 
 `triton_split` and, on sm_90, `cuda` read them, the others refuse. `cuda` multiplies their values as
 float16: one beyond 65504, of a row or of a query, is infinite to it, and NaN where it meets a zero,
 a hidden row's weight of zero too; scales below 2^-15 lose bits; where scores are more than 9.7 from
-0, a weight 2^25 times smaller than the row's greatest adds nothing to `out`, though to `lse`.
+0, a weight 2^31 times smaller than the row's greatest adds nothing to `out`, though to `lse`.
 
 A CUDA graph: a call can be captured, once one like it was made outside, which compiles and loads
 the kernels, and replayed with other lengths, pages and masks in the same buffers. What a graph
