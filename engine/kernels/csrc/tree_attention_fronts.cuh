@@ -6,8 +6,9 @@
 // to change between runs, so that all end at about the same time. Where no length of a chunk lets that
 // be, nothing is a front and a share is as long as a chunk.
 //
-// A share is at least as long as what all blocks of the grid have on average, so that runs, chunks and shares
-// are counted in numbers no larger than the grid or the blocks of a sequence: see `quotient`.
+// A chunk is at least as long as what all blocks of the grid have on average, and a share as what those without
+// a front have, so that runs, chunks and shares are counted in numbers no larger than the grid or the blocks
+// of a sequence: see `quotient`.
 #pragma once
 
 #include "tree_attention_share.cuh"

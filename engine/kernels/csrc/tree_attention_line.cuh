@@ -6,9 +6,9 @@
 // length known to the host and a captured graph can be replayed at any lengths. The tiles of a sequence
 // are cut into chunks as long as a share, and the line runs chunk by chunk: the runs of one chunk, one a
 // block of rows, are worked on at the same time, and what the first reads from memory the others find in
-// L2. An item that one block holds whole is written at
-// once; the parts of the others are partial results in bfloat16, which a merge weighs in float32 and in a
-// fixed order: tree_attention_merge.cuh, a launch of its own, or tree_attention_merge_inside.cuh, which
+// L2. An item that one block holds whole is written at once (but by kernels for one sequence, whose items are
+// parts always); the parts of the others are partial results in bfloat16, which a merge weighs in float32 and
+// in a fixed order: tree_attention_merge.cuh, a launch of its own, or tree_attention_merge_inside.cuh, which
 // says how its partial results lie.
 //
 // Compile-time: BLOCK_ROWS, PAGE_SIZE, HYBRID (tree rows beside the pages), MERGE_INSIDE (else a launch of

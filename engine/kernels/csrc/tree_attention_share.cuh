@@ -1,5 +1,5 @@
 // How a block of the kernel for few rows finds its share of the line (tree_attention_line.cuh) where every
-// run has a block of the grid for itself: each of its warps alike, from one load of the lengths, with few
+// run has a block of the grid for itself: each of the warps that load alike, from one load of the lengths, with few
 // instructions, since a launch waits for those that it executes once.
 #pragma once
 
