@@ -52,8 +52,8 @@
 #define BLOCK_ROWS ROWS
 
 #include "tree_attention_copies.cuh"
-#include "tree_attention_share.cuh"
 #include "tree_attention_softmax.cuh"
+#include "tree_attention_work.cuh"
 #if MERGE_INSIDE
 #include "tree_attention_merge_few.cuh"
 #else
@@ -75,7 +75,6 @@ constexpr int kFlagOffset = kPeakOffset + ROWS * 4;
 constexpr int kBarrierOffset = (kFlagOffset + 4 + 7) / 8 * 8;
 constexpr int kNumBarriers = 23;
 constexpr int kWorkOffset = kBarrierOffset + kNumBarriers * 8;
-constexpr int kWorkBytes = 80 + 8 * (576 / ROWS < 32 ? 576 / ROWS : 32);  // of a Work
 constexpr int kSharedBytes = kWorkOffset + kWorkBytes;
 static_assert(ROWS * kOutPitch <= kValueOffset, "rows on their way out, in place of the queries");
 static_assert(kSharedBytes <= 232448, "shared memory of a block on sm_90");
@@ -107,12 +106,9 @@ __device__ __forceinline__ u64 uniform_descriptor(u32 address, u32 leading, u32 
 
 // ---- roles ---------------------------------------------------------------------------------------
 
-// What is left of a share, where the block may have several pieces, and where the parts of all sequences
-// lie, where it has one.
-constexpr int kMostSequences = 576 / ROWS < 32 ? 576 / ROWS : 32;  // that are merged inside
 struct Work {
-  Piece piece;  // the first one
-  int has_piece, has_more;  // than one, which `run` then finds
+  Piece piece;
+  int has_piece, has_more;
   Run run;
   Parts parts[kMostSequences];
 };
@@ -120,23 +116,6 @@ static_assert(sizeof(Work) <= kWorkBytes, "in shared memory");
 
 __device__ __forceinline__ Work& work_of(unsigned char* smem) {
   return *reinterpret_cast<Work*>(smem + kWorkOffset);
-}
-
-// The first piece, in registers of a warp.
-__device__ __forceinline__ Piece first_piece(unsigned char* smem) {
-  Piece piece = work_of(smem).piece;
-  piece.first = uniform(piece.first);
-  piece.last = uniform(piece.last);
-  return piece;
-}
-
-// The next piece, once this block has had so many tiles of its share.
-__device__ __forceinline__ bool next_piece(const Params& p, unsigned char* smem, u32 tiles,
-                                           Piece& piece) {
-  if (ONE || !work_of(smem).has_more) return false;
-  Run run = work_of(smem).run;
-  run.position = run.line.is_padded ? run.end : run.begin + static_cast<int>(tiles);
-  return run.next(p, piece);
 }
 
 struct Barriers {
@@ -288,7 +267,7 @@ __device__ __forceinline__ void load(const Params& p, unsigned char* smem, u32 s
           rows.from[part] += 64;
       }
     }
-    if (!next_piece(p, smem, count, piece)) return all_copied();
+    if (!next_piece(p, work_of(smem), count, piece)) return all_copied();
     page = Row(piece.sequence, piece.first, found_key()).page(p, piece.sequence);
   }
 }
@@ -507,7 +486,7 @@ __device__ __forceinline__ void score(const Params& p, unsigned char* smem, u32 
   float scores[kScores];
   asm volatile("barrier.cta.sync 9, 256;" ::: "memory");
   if (!work_of(smem).has_piece) return part_written();
-  Piece piece = first_piece(smem);
+  Piece piece = first_piece(work_of(smem));
   while (true) {
     start_queries(p, piece, shared + kQueryOffset);
     asm volatile("cp.async.wait_all;" ::: "memory");
@@ -552,7 +531,7 @@ __device__ __forceinline__ void score(const Params& p, unsigned char* smem, u32 
     if (ONE) return part_written();
     barrier_arrive(barriers.weights_full());
     ++weight_count;
-    if (!next_piece(p, smem, tile_count, piece)) return;
+    if (!next_piece(p, work_of(smem), tile_count, piece)) return;
     barrier_wait(barriers.query_empty(), piece_count & 1);
     ++piece_count;
   }
@@ -614,7 +593,7 @@ __device__ __forceinline__ void add_values(const Params& p, unsigned char* smem,
   const volatile int* is_raised = reinterpret_cast<const volatile int*>(smem + kFlagOffset);
   float values[4][kScores];
   begin_work();
-  const Piece piece = first_piece(smem);
+  const Piece piece = first_piece(work_of(smem));
   if (uniform(work_of(smem).has_piece)) {
 #pragma unroll 1
     for (int tile = piece.first; tile < piece.last; ++tile) {
@@ -657,7 +636,7 @@ __device__ __forceinline__ void add_values(const Params& p, unsigned char* smem,
   u32 tile_count = 0, weight_count = 0;
   float values[4][kScores];
   begin_work();
-  Piece piece = first_piece(smem);
+  Piece piece = first_piece(work_of(smem));
   if (uniform(work_of(smem).has_piece)) do {
 #if MERGE_INSIDE
     const int slot = piece.is_whole ? -1 : piece.slot;
@@ -700,7 +679,7 @@ __device__ __forceinline__ void add_values(const Params& p, unsigned char* smem,
     barrier_arrive(barriers.query_empty());
     __syncwarp();
     if (lane == 0) barrier_arrive(barriers.weights_empty());
-  } while (next_piece(p, smem, tile_count, piece));
+  } while (next_piece(p, work_of(smem), tile_count, piece));
 #if MERGE_INSIDE
   asm volatile("barrier.cta.sync 4, %0;" ::"n"(kLeaving) : "memory");
   merging(p, smem).run();

@@ -63,8 +63,8 @@
 #define WEIGHT_ROOM 6
 
 #include "mma.cuh"
-#include "tree_attention_share.cuh"
 #include "tree_attention_softmax.cuh"
+#include "tree_attention_work.cuh"
 #if MERGE_INSIDE
 #include "tree_attention_merge_few.cuh"
 #else
@@ -88,8 +88,6 @@ constexpr int kValueRegisters = ROWS > 64 ? 192 : 176, kScoreRegisters = ROWS > 
 constexpr int kLoadRegisters = 512 - 2 * kValueRegisters - kScoreRegisters;
 
 constexpr int kMostShared = 232448;            // of a block on sm_90
-constexpr int kMostSequences = 576 / ROWS < 32 ? 576 / ROWS : 32;  // that are merged inside
-constexpr int kWorkBytes = 80 + 8 * kMostSequences;                // of a Work
 constexpr int kRestBytes = (3 * ROWS + 2) * 4 + (2 * kParts * 5 + 6) * 8 + kWorkBytes;  // at most
 constexpr int kQueryOffset = 0;
 constexpr int kWeightOffset = kQueryOffset + kChunks * kQueryChunkBytes;
@@ -192,35 +190,16 @@ __device__ __forceinline__ void store_4(u32 address, u32 x) {
 
 // ---- roles ---------------------------------------------------------------------------------------
 
-// What is left of a share, where the block may have several pieces, and where the parts of all sequences
-// lie, where it has one.
 struct Work {
   Run run;
-  Piece piece;  // the first one
-  int has_piece, has_more;  // than one, which `run` then finds
+  Piece piece;
+  int has_piece, has_more;
   Parts parts[kMostSequences];
 };
 static_assert(sizeof(Work) <= kWorkBytes, "in shared memory");
 
 __device__ __forceinline__ Work& work_of(unsigned char* smem) {
   return *reinterpret_cast<Work*>(smem + kWorkOffset);
-}
-
-// The first piece, in registers of a warp.
-__device__ __forceinline__ Piece first_piece(unsigned char* smem) {
-  Piece piece = work_of(smem).piece;
-  piece.first = uniform(piece.first);
-  piece.last = uniform(piece.last);
-  return piece;
-}
-
-// The next piece, once this block has had so many tiles of its share.
-__device__ __forceinline__ bool next_piece(const Params& p, unsigned char* smem, u32 tiles,
-                                           Piece& piece) {
-  if (ONE || !work_of(smem).has_more) return false;
-  Run run = work_of(smem).run;
-  run.position = run.line.is_padded ? run.end : run.begin + static_cast<int>(tiles);
-  return run.next(p, piece);
 }
 
 // The stage of the next tile, and of how often all stages have been gone through the parity.
@@ -358,7 +337,7 @@ __device__ __forceinline__ void load(const Params& p, unsigned char* smem, u32 s
       copy_part(p, own, tiles + turn.stage * kStageBytes);
       barrier_arrive_after_copies(barriers.full(turn.stage, warp));
     }
-    if (!next_piece(p, smem, count, piece)) return all_copied();
+    if (!next_piece(p, work_of(smem), count, piece)) return all_copied();
     page = Row(piece.sequence, piece.first, found_key()).page(p, piece.sequence);
   }
 }
@@ -619,7 +598,7 @@ __device__ __forceinline__ void score(const Params& p, unsigned char* smem, u32 
   float scores[kScores];
   begin_work();
   if (!work_of(smem).has_piece) return;
-  Piece piece = first_piece(smem);
+  Piece piece = first_piece(work_of(smem));
   first_queries(p, piece, shared, barriers);
   barrier_wait(barriers.query_full(), 0);
   while (true) {
@@ -646,7 +625,7 @@ __device__ __forceinline__ void score(const Params& p, unsigned char* smem, u32 
            (weight_count / kWeightStages & 1) ^ 1);
     barrier_arrive(barriers.weights_full(weight_count));
     ++weight_count;
-    if (!next_piece(p, smem, tile_count, piece)) return;
+    if (!next_piece(p, work_of(smem), tile_count, piece)) return;
     barrier_wait(barriers.query_empty(), piece_count & 1);
     ++piece_count;
     load_queries<16>(p, piece, shared + kQueryOffset, (threadIdx.x & 127) >> 3);
@@ -777,7 +756,7 @@ __device__ __forceinline__ void add_values(const Params& p, unsigned char* smem,
   Turn turn;
   float values[4][kScores];
   begin_work();
-  Piece piece = first_piece(smem);
+  Piece piece = first_piece(work_of(smem));
   const bool has_piece = uniform(work_of(smem).has_piece);
   if (has_piece) first_queries(p, piece, shared, barriers);
   if (has_piece) do {
@@ -817,7 +796,7 @@ __device__ __forceinline__ void add_values(const Params& p, unsigned char* smem,
     __syncwarp();
     if (lane == 0) barrier_arrive(barriers.weights_empty(weight_count));
     ++weight_count;
-  } while (next_piece(p, smem, tile_count, piece));
+  } while (next_piece(p, work_of(smem), tile_count, piece));
 #if MERGE_INSIDE
   asm volatile("barrier.cta.sync 4, 384;" ::: "memory");
   merging(p, smem).run();
