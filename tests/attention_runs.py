@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from engine.errors import BackendError
-from engine.kernels import OPS, dequantize_rows
+from engine.kernels import OPS, TreeAttentionCase, dequantize_rows
+from engine.kernels.tree_attention.cases import bush, chain, star
 from engine.kernels.tree_attention.reference import unpack_bits
 
 OP = OPS["tree_attention"]
@@ -35,6 +36,22 @@ SPLIT_DEVICES = ["cpu"] if INTERPRETED else [pytest.param("cuda", marks=ON_GPU)]
 every_run = pytest.mark.parametrize(("device", "backend"), RUNS)
 every_kernel_run = pytest.mark.parametrize(("device", "backend"), KERNEL_RUNS)
 not_interpreted = pytest.mark.skipif(INTERPRETED, reason="nothing of it runs in the interpreter")
+
+
+def served_case(name, context_lens, trees, num_heads=8, page_size=64, **more):
+    """A case at the widths that are served."""
+    widths = {"value_dim": 512, "rope_dim": 64}
+    return TreeAttentionCase(
+        name, "", context_lens, trees, num_heads, page_size=page_size, **widths, **more
+    )
+
+
+def edges(page_size, *, hybrid, **more):
+    """Contexts at the edges of pages, tiles and shares, and none; every kind of tree."""
+    trees = (bush(9, 1), chain(9), star(9), bush(2, 2))
+    name = f"page{page_size}{'-hybrid' if hybrid else ''}"
+    lengths = (4095, 4096, 4097, 0)
+    return served_case(name, lengths, trees, page_size=page_size, hybrid=hybrid, **more)
 
 
 def call(backend, arguments, **options):

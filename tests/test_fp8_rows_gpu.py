@@ -11,7 +11,7 @@ import torch
 
 from engine.config import PAGE_SIZES
 from engine.errors import BackendError
-from engine.kernels import OPS, TreeAttentionCase, workspace_size
+from engine.kernels import OPS, workspace_size
 from engine.kernels.tree_attention.cases import bush, chain, star
 from tests.attention_runs import (
     KERNEL_BACKENDS,
@@ -24,28 +24,16 @@ from tests.attention_runs import (
     errors,
     far_apart,
     in_float64,
+    served_case,
 )
+from tests.attention_runs import edges as edges_of
 
 pytestmark = ON_GPU
 OP = OPS["tree_attention"]
 DTYPE = torch.bfloat16
 BACKENDS = [name for name in KERNEL_BACKENDS if name in READS_FP8]
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
-
-
-def case(name, context_lens, trees, num_heads=8, page_size=64, **more):
-    widths = {"value_dim": 512, "rope_dim": 64, "is_fp8": True}
-    return TreeAttentionCase(
-        name, "", context_lens, trees, num_heads, page_size=page_size, **widths, **more
-    )
-
-
-def edges(page_size, *, hybrid):
-    """Contexts at the edges of pages, tiles and shares, and none; every kind of tree."""
-    trees = (bush(9, 1), chain(9), star(9), bush(2, 2))
-    name = f"page{page_size}{'-hybrid' if hybrid else ''}"
-    return case(name, (4095, 4096, 4097, 0), trees, page_size=page_size, hybrid=hybrid)
-
+case, edges = partial(served_case, is_fp8=True), partial(edges_of, is_fp8=True)
 
 SHAPES = (
     *(edges(page_size, hybrid=hybrid) for page_size in PAGE_SIZES for hybrid in (False, True)),

@@ -17,7 +17,7 @@ import torch
 
 from engine.config import PAGE_SIZES
 from engine.errors import BackendError
-from engine.kernels import OPS, TreeAttentionCase, workspace_size
+from engine.kernels import OPS, workspace_size
 from engine.kernels.tree_attention.cases import bush, chain, star
 from tests.attention_runs import (
     KERNEL_BACKENDS,
@@ -26,30 +26,17 @@ from tests.attention_runs import (
     assert_as_near_as_pytorch,
     assert_close,
     captured,
+    edges,
     far_apart,
     in_float64,
 )
+from tests.attention_runs import served_case as case
 
 pytestmark = ON_GPU
 OP = OPS["tree_attention"]
 DTYPE = torch.bfloat16
 TOLERANCE = OP.tolerance(DTYPE)
 every_backend = pytest.mark.parametrize("backend", KERNEL_BACKENDS)
-
-
-def case(name, context_lens, trees, num_heads=8, page_size=64, **more):
-    widths = {"value_dim": 512, "rope_dim": 64}
-    return TreeAttentionCase(
-        name, "", context_lens, trees, num_heads, page_size=page_size, **widths, **more
-    )
-
-
-def edges(page_size, *, hybrid):
-    """Contexts at the edges of pages, tiles and splits, and none; every kind of tree."""
-    trees = (bush(9, 1), chain(9), star(9), bush(2, 2))
-    name = f"page{page_size}{'-hybrid' if hybrid else ''}"
-    return case(name, (4095, 4096, 4097, 0), trees, page_size=page_size, hybrid=hybrid)
-
 
 UNEVEN = case(
     "32-sequences",
